@@ -1,6 +1,5 @@
 """Errors compared at equal validation error: lines through known curves, levels without a result, a whole run."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,9 @@ from tests.helpers.training import curves
 
 def test_value_of_the_line_at_the_level() -> None:
     near = [(x, 5 + 2 * x) for x in (30.0, 22.0, 18.0, 15.0)]
-    assert at_level(near, 20) == pytest.approx(45)
     outside_of_the_window = [(40.0, 1000.0), (9.0, 1000.0)]  # 13.3 to 30
-    assert at_level([*near, *outside_of_the_window], 20) == pytest.approx(45)
+    for points in (near, [*near, *outside_of_the_window]):
+        assert at_level(points, 20) == pytest.approx(45)
 
 
 def test_least_squares_of_noisy_validations() -> None:
@@ -27,9 +26,10 @@ def test_least_squares_of_noisy_validations() -> None:
     x = generator.uniform(14, 29, 12)
     y = 30 + x + generator.normal(size=12)
     deviation = x - x.mean()
-    slope = (deviation * (y - y.mean())).sum() / (deviation**2).sum()
+    slope = deviation @ (y - y.mean()) / (deviation @ deviation)
     expected = y.mean() + slope * (20 - x.mean())
-    assert at_level([*zip(x, y, strict=True)], 20) == pytest.approx(expected, rel=1e-12)
+    points = [*zip(x, y, strict=True)]
+    assert at_level(points, 20) == pytest.approx(expected, rel=1e-12)
 
 
 WITHOUT_RESULT = {
@@ -70,24 +70,30 @@ OVERRIDES = [
 
 
 def test_a_run_records_the_errors_of_its_validations(tmp_path: Path) -> None:
-    result = train(compose("train", OVERRIDES), tmp_path / "run")
+    directory = tmp_path / "run"
+    result = train(compose("train", OVERRIDES), directory)
     errors = []
-    for row in curves(tmp_path / "run"):
-        first, other = row.get("val/error"), row.get("affine/error")
+    for row in curves(directory):
+        first = row.get("val/error")
+        other = row.get("affine/error")
         if first and other:
             errors.append((float(first), float(other)))
     assert len(errors) == 8
     found = result["at_equal_error"]
     assert found.keys() == {"80", "1", "end"}
-    assert found["end"] == pytest.approx(errors[-1][1], rel=1e-4)
+    _, last = errors[-1]
+    assert found["end"] == pytest.approx(last, rel=1e-4)
     assert found["1"] is None
     expected = at_level(errors, 80)
-    assert (found["80"] is None) == (expected is None)
-    assert found["80"] is None or math.isclose(found["80"], expected, rel_tol=1e-4)
+    if expected is None:
+        assert found["80"] is None
+    else:
+        assert found["80"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_an_error_that_is_not_logged(tmp_path: Path) -> None:
     overrides = [each.replace("affine/error", "affin/error") for each in OVERRIDES]
+    config = compose("train", overrides)
     message = r"does not log affin/error.*expected some of affine/error, val/error"
     with pytest.raises(ValueError, match=message):
-        train(compose("train", overrides), tmp_path / "run")
+        train(config, tmp_path / "run")

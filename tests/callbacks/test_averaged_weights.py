@@ -13,7 +13,7 @@ from capsule_lab.commands.evaluate import evaluate
 from capsule_lab.commands.train import train
 from tests.helpers.commands import NO_PICTURES, Tiny
 from tests.helpers.tiers import whole_but
-from tests.helpers.training import checkpoint, interrupted_and_resumed, results, run, weights
+from tests.helpers.training import checkpoint, interrupted_and_resumed, results, run
 
 Weights = dict[str, torch.Tensor]
 
@@ -77,33 +77,37 @@ def assert_same(found: Weights, expected: Weights, *, exact: bool = True) -> Non
 def test_average_is_validated_saved_and_tested(
     tiny: Tiny, tmp_path: Path, decay: Any, start: str, first: int
 ) -> None:
-    options = [
+    directory = tmp_path / "run"
+    config = averaged(
+        tiny,
         f"callbacks.averaged_weights.start={start}",
         f"callbacks.averaged_weights.decay={decay or 'null'}",
-    ]
-    config = averaged(tiny, *options, "train.test=last")
+        "train.test=last",
+    )
     recorder = Recorder()
-    result = run(config, tmp_path / "run", recorder)
-    expected = average(recorder.steps[first:], decay)
-    saved = checkpoint(tmp_path / "run")
-    assert_same(saved["state_dict"], expected, exact=False)
-    assert_same(saved["current_model_state"], recorder.steps[-1])
+    result = run(config, directory, recorder)
+    steps = recorder.steps
+    saved = checkpoint(directory)
+    averages = saved["state_dict"]
+    assert_same(averages, average(steps[first:], decay), exact=False)
+    assert_same(saved["current_model_state"], steps[-1])
     kernel = "network.features.0.weight"
-    assert not saved["state_dict"][kernel].equal(recorder.steps[-1][kernel])
-    assert_same(recorder.validated[6], saved["state_dict"])
-    at_4 = average(recorder.steps[first:4], decay)
+    assert not averages[kernel].equal(steps[-1][kernel])
+    at_4 = average(steps[first:4], decay)
     assert_same(recorder.validated[4], at_4, exact=False)
-    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    assert_same(state_of(runs.open(last).module), saved["state_dict"])
-    tested = evaluate(runs.open(last), trainer=config.trainer)
+    assert_same(recorder.validated[6], averages)
+    opened = runs.open(directory / "checkpoints" / "last.ckpt")
+    assert_same(state_of(opened.module), averages)
+    tested = evaluate(opened, trainer=config.trainer)
     assert result["test"] == tested["test"]
 
 
 def test_without_an_average_yet_all_is_as_usual(tiny: Tiny, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
     recorder = Recorder()
     config = averaged(tiny, "callbacks.averaged_weights.start=5 epochs")
-    run(config, tmp_path / "run", recorder)
-    saved = checkpoint(tmp_path / "run")
+    run(config, directory, recorder)
+    saved = checkpoint(directory)
     assert "current_model_state" not in saved
     assert_same(saved["state_dict"], recorder.steps[-1])
     assert_same(recorder.validated[4], recorder.steps[3])
@@ -120,21 +124,29 @@ FROM_THE_MIDDLE = ("1/2 run", [2, 5])
 def test_run_with_averaged_weights_resumes_exactly(
     tiny: Tiny, tmp_path: Path, start: str, stops: list[int]
 ) -> None:
-    options = [f"callbacks.averaged_weights.start={start}", "callbacks.averaged_weights.decay=0.9"]
-    config = averaged(tiny, *options)
+    config = averaged(
+        tiny,
+        f"callbacks.averaged_weights.start={start}",
+        "callbacks.averaged_weights.decay=0.9",
+    )
     whole = train(config, tmp_path / "whole")
-    assert results(interrupted_and_resumed(config, tmp_path / "run", *stops)) == results(whole)
-    assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    resumed = interrupted_and_resumed(config, tmp_path / "run", *stops)
+    assert results(resumed) == results(whole)
     found = checkpoint(tmp_path / "run")
     expected = checkpoint(tmp_path / "whole")
-    assert_same(found["current_model_state"], expected["current_model_state"])
+    for state in ("state_dict", "current_model_state"):
+        assert_same(found[state], expected[state])
     updates = found["averaging_state"]["n_averaged"]
-    assert torch.equal(updates, expected["averaging_state"]["n_averaged"])
+    expected_updates = expected["averaging_state"]["n_averaged"]
+    assert torch.equal(updates, expected_updates)
 
 
 @pytest.mark.whole
 def test_average_of_a_run_begins_with_the_weights_of_another(tiny: Tiny, tmp_path: Path) -> None:
-    train(tiny(*SHORT, model=NORMALISED), tmp_path / "plain")
-    config = averaged(tiny, f"ckpt={tmp_path}/plain", "trainer.max_steps=8")
-    assert train(config, tmp_path / "run")["steps"] == 8
-    assert checkpoint(tmp_path / "run")["averaging_state"]["n_averaged"] == 2
+    plain = tmp_path / "plain"
+    train(tiny(*SHORT, model=NORMALISED), plain)
+    config = averaged(tiny, f"ckpt={plain}", "trainer.max_steps=8")
+    result = train(config, tmp_path / "run")
+    assert result["steps"] == 8
+    saved = checkpoint(tmp_path / "run")
+    assert saved["averaging_state"]["n_averaged"] == 2

@@ -16,9 +16,12 @@ TWO = fake_output([[3, 1], [1, 0], [4, 2]])
 
 
 def batch_of(*, two: bool) -> Batch:
-    labels = torch.tensor([[1, 3], [0, 1], [2, 4]]) if two else torch.tensor([3, 1, 0])
-    parts = torch.zeros(3, 2, 1, 5, 3) if two else None
-    return Batch(torch.zeros(3, 1, 5, 3), labels, torch.arange(3), parts=parts)
+    images = torch.zeros(3, 1, 5, 3)
+    index = torch.arange(3)
+    if two:
+        labels = torch.tensor([[1, 3], [0, 1], [2, 4]])
+        return Batch(images, labels, index, parts=torch.zeros(3, 2, 1, 5, 3))
+    return Batch(images, torch.tensor([3, 1, 0]), index)
 
 
 def trainer(tmp_path: Path, classes: tuple[str, ...] = (), **changes: Any) -> Any:
@@ -117,25 +120,32 @@ def test_reconstructions_are_drawn_once(tmp_path: Path, figures: list[tuple[str,
 def test_confusion_is_of_the_first_set_and_of_single_labels(
     tmp_path: Path, figures: list[tuple[str, Figure]]
 ) -> None:
-    for output, two, loaders in ((ONE, False, [0]), (ONE, False, [0, 1, 2]), (TWO, True, [0, 0])):
+    for output, two, loaders in (
+        (ONE, False, [0]),
+        (ONE, False, [0, 1, 2]),
+        (TWO, True, [0, 0]),
+    ):
         figures.clear()
         callback = ConfusionMatrix()
-        network, run, batch = lit(output), trainer(tmp_path), batch_of(two=two)
+        network = lit(output)
+        run = trainer(tmp_path)
+        batch = batch_of(two=two)
         for loader in loaders:
             callback.on_validation_batch_end(run, network, {"output": output}, batch, 0, loader)
         callback.on_validation_epoch_end(run, network)
         assert len(figures) == (not two)
         for name, figure in figures:
+            axis = figure.axes[0]
             assert name == "val/confusion"
-            assert sum(int(text.get_text()) for text in figure.axes[0].texts) == 3
-            assert figure.axes[0].get_xlabel() == "Predicted label"
+            assert sum(int(text.get_text()) for text in axis.texts) == 3
+            assert axis.get_xlabel() == "Predicted label"
 
 
 def test_figures_lie_in_the_run(tmp_path: Path) -> None:
     figure = Figure()
     show_figure(trainer(tmp_path, global_step=7), "val/confusion", figure)
-    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["val_confusion.png"]
-    expected = (
-        f"{tmp_path.name}: validation images of stand-in for MNIST, drawn while training, at step 7"
-    )
-    assert " ".join(figure.get_suptitle().split("\n")) == expected
+    folder = tmp_path / "figures"
+    assert [*folder.iterdir()] == [folder / "val_confusion.png"]
+    heading = " ".join(figure.get_suptitle().split("\n"))
+    images = "validation images of stand-in for MNIST, drawn while training, at step 7"
+    assert heading == f"{tmp_path.name}: {images}"

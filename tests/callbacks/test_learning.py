@@ -64,14 +64,20 @@ def table(run: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", whole_but(MODELS, "capsnet"))
 def test_training_is_the_same_with_and_without(name: str, tiny: Tiny, tmp_path: Path) -> None:
     """With dropout, batch normalisation and accumulated gradients: weights, statistics, state of Adam, curves."""
-    without, with_it = tmp_path / "without", tmp_path / "with"
-    train(tiny(*FEW, "callbacks.variance_floor=null", model=MODELS[name]), without)
-    train(tiny(*FEW, *LEARNING, model=MODELS[name]), with_it)
-    expected, found = checkpoint(without), checkpoint(with_it)
+    model = MODELS[name]
+    without = tmp_path / "without"
+    with_it = tmp_path / "with"
+    train(tiny(*FEW, "callbacks.variance_floor=null", model=model), without)
+    train(tiny(*FEW, *LEARNING, model=model), with_it)
+    expected = checkpoint(without)
+    found = checkpoint(with_it)
     for part in ("state_dict", "optimizer_states"):
         torch.testing.assert_close(found[part], expected[part], rtol=0, atol=0)
-    measured = [row for row in curves(with_it) if row["learning/loss"]]
-    others = [row for row in curves(with_it) if not row["learning/loss"]]
+    measured = []
+    others = []
+    for row in curves(with_it):
+        has_measurements = row["learning/loss"] != ""
+        (measured if has_measurements else others).append(row)
     for row, of_run_without in zip(others, curves(without), strict=True):
         assert of_run_without.items() <= row.items()
 
@@ -81,9 +87,12 @@ def test_training_is_the_same_with_and_without(name: str, tiny: Tiny, tmp_path: 
         assert row.pop("step") == logged["step"]
         for quantity, value in row.items():
             if value:
-                assert float(logged[f"learning/{quantity}"]) == pytest.approx(float(value))
-    assert any(key.startswith("relative_step_") for key in rows[0])
-    assert ("pose_std_primary" in rows[0]) is (name != "cnn")
+                of_curve = float(logged[f"learning/{quantity}"])
+                assert of_curve == pytest.approx(float(value))
+    quantities = rows[0].keys()
+    assert any(key.startswith("relative_step_") for key in quantities)
+    has_capsules = name != "cnn"
+    assert ("pose_std_primary" in quantities) is has_capsules
 
 
 @pytest.mark.whole
@@ -91,24 +100,29 @@ def test_bf16_is_measured_in_float32_and_steps_are_those_of_the_optimizer(
     tiny: Tiny, tmp_path: Path
 ) -> None:
     few = [*FEW, *LEARNING, "trainer.max_steps=1"]
-    runs = {}
+    measured = {}
     for precision in ("32-true", "bf16-mixed"):
-        train(tiny(*few, f"trainer.precision={precision}", model=TINY_CNN), tmp_path / precision)
-        (runs[precision],) = table(tmp_path / precision)
-    for key, value in runs["32-true"].items():
+        directory = tmp_path / precision
+        train(tiny(*few, f"trainer.precision={precision}", model=TINY_CNN), directory)
+        (measured[precision],) = table(directory)
+    of_float32 = measured["32-true"]
+    for key, value in of_float32.items():
         if not key.startswith("relative_step"):
-            assert runs["bf16-mixed"][key] == value, key
+            assert measured["bf16-mixed"][key] == value, key
 
     config = tiny(model=TINY_CNN)
     lightning.seed_everything(config.seed, workers=True, verbose=False)
-    initial = build_module(config, build_data(config).spec).network.state_dict()
+    spec = build_data(config).spec
+    initial = build_module(config, spec).network.state_dict()
     final = weights(tmp_path / "32-true")
     steps = []
     for name, value in initial.items():
         if value.any():
-            steps.append(float(runs["32-true"][f"relative_step_{name}"]))
-            change = (final[f"network.{name}"] - value).norm()
-            assert steps[-1] == pytest.approx(float(change / value.norm()), rel=1e-4)
+            step = float(of_float32[f"relative_step_{name}"])
+            change = final[f"network.{name}"] - value
+            expected = float(change.norm() / value.norm())
+            assert step == pytest.approx(expected, rel=1e-4)
+            steps.append(step)
     assert max(steps) > 0.001
 
 
@@ -117,13 +131,16 @@ def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(
     tiny: Tiny, tmp_path: Path
 ) -> None:
     few = [*FEW, *LEARNING, "trainer.accumulate_grad_batches=1"]
+    whole = tmp_path / "whole"
     directory = tmp_path / "run"
-    train(tiny(*few, model=TINY_CNN), tmp_path / "whole")
-    assert run(tiny(*few, model=TINY_CNN), directory, TimeOver(5))["status"] == "paused"
+    train(tiny(*few, model=TINY_CNN), whole)
+    paused = run(tiny(*few, model=TINY_CNN), directory, TimeOver(5))
+    assert paused["status"] == "paused"
     assert [row["step"] for row in table(directory)] == ["0", "2", "4"]
     train(tiny(*few, "train.resume=true", model=TINY_CNN), directory)
-    assert table(directory) == table(tmp_path / "whole")
-    assert len(table(directory)) == 4
+    expected = table(whole)
+    assert len(expected) == 4
+    assert table(directory) == expected
 
 
 def test_debug_learning_goes_with_models_and_data() -> None:
@@ -157,26 +174,41 @@ def em_caps(weight_std: float) -> EMCaps:
     return small_em_caps((1, 17, 17), 3, types=3, conv_weight_std=weight_std, classes=classes)
 
 
-def test_floor_far_from_the_votes_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    for weight_std, where in ((10.0, "below"), (1e-4, "above")):
-        (message,) = warnings(em_caps(weight_std), caplog)
-        assert f"far {where} the variance of the votes: conv_capsules_1 (0.0005 beside " in message
+@pytest.mark.parametrize(("weight_std", "where"), [(10.0, "below"), (1e-4, "above")])
+def test_floor_far_from_the_votes_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, weight_std: float, where: str
+) -> None:
+    (message,) = warnings(em_caps(weight_std), caplog)
+    assert f"far {where} the variance of the votes: conv_capsules_1 (0.0005 beside " in message
+
+
+def test_floor_is_near_the_votes_of_usual_weights() -> None:
     layers = measure_layers(em_caps(0.1), images().images)
-    assert 0.0005 / 100 < layers["conv_capsules_1"].votes_variance < 0.0005 * 100
+    variance = layers["conv_capsules_1"].votes_variance
+    assert 0.0005 / 100 < variance < 0.0005 * 100
+
+
+def test_floor_is_looked_at_once_and_only_where_there_is_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert warnings(em_caps(10.0), caplog, step=5) == [], "a run that is resumed"
     assert warnings(em_caps(10.0), caplog, first=False) == [], "not the first process"
-    assert warnings(small_capsnet((1, 17, 17), 3, class_dim=4), caplog) == []
+    capsnet = small_capsnet((1, 17, 17), 3, class_dim=4)
+    assert warnings(capsnet, caplog) == []
     assert warnings(nn.Linear(1, 1), caplog) == []
 
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
-    callback, module = LearningDiagnostics(), SimpleNamespace(network=nn.Linear(1, 1))
+    callback = LearningDiagnostics()
     callback.step = 0
+    module = SimpleNamespace(network=nn.Linear(1, 1))
     trainer: Any = SimpleNamespace(is_global_zero=False, global_step=1, default_root_dir=tmp_path)
     callback.on_before_optimizer_step(trainer, module, None)
     callback.on_train_batch_end(trainer, module, None, images(), 0)
     callback.on_train_end(trainer, module)
-    assert (callback.step, callback.before, callback.rows) == (None, {}, [])
+    assert callback.step is None
+    assert callback.before == {}
+    assert callback.rows == []
     assert [*tmp_path.iterdir()] == []
 
 

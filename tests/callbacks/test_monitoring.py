@@ -30,32 +30,38 @@ NETWORKS: dict[str, Callable[[], AbstractCapsuleNetwork]] = {
 }
 
 
+OF_CAPSULES = re.compile("val/.*(activ|dead|coupl)")
+"""The columns of statistics of capsules."""
+
+
 def test_statistics_of_a_run_are_those_of_its_first_validation_images(
     tiny: Tiny, tmp_path: Path
 ) -> None:
-    few = [
+    config = tiny(
+        "trainer.precision=32-true",
         "trainer.max_epochs=1",
         "data.eval_batch_size=20",
         "+callbacks.routing_stats.images=7",
         "train.test=none",
-    ]
-    config = tiny("trainer.precision=32-true", *few, *NO_PICTURES)
-    train(config, tmp_path / "run")
-    (row,) = [row for row in curves(tmp_path / "run") if row["val/error"]]
-    of_capsules = re.compile("val/.*(activ|dead|coupl)")
-    logged = {key for key in row if of_capsules.match(key)}
+        *NO_PICTURES,
+    )
+    directory = tmp_path / "run"
+    train(config, directory)
+    (row,) = [row for row in curves(directory) if row["val/error"]]
+    logged = {key for key in row if OF_CAPSULES.match(key)}
     assert {"val/activation_primary", "val/activation_std_digits", "val/dead_digits"} < logged
     assert float(row["val/activation_primary"]) > 0
-    module = trained_module(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    module = trained_module(directory / "checkpoints" / "last.ckpt")
     data = build_data(config)
     data.setup("fit")
     stored = next(iter(data.val_dataloader()))
     first_batch = data.on_after_batch_transfer(stored, 0)
     with torch.no_grad():
         expected = layer_statistics(module.network, first_batch.images[:7])
-    assert {f"val/{key}" for key in expected} == logged - {"val/dead_capsules"}
+    assert logged == {f"val/{key}" for key in expected} | {"val/dead_capsules"}
     for key, value in expected.items():
-        assert float(row[f"val/{key}"]) == pytest.approx(value.item(), rel=1e-4, abs=1e-6)
+        found = float(row[f"val/{key}"])
+        assert found == pytest.approx(value.item(), rel=1e-4, abs=1e-6)
 
 
 def hooks(network: nn.Module) -> int:
@@ -127,29 +133,31 @@ def validate(
     lit.logged = []
     for number, images in enumerate(sizes):
         pictures = torch.zeros(images, 1, 4, 4)
-        batch = Batch(pictures, torch.zeros(images, dtype=torch.int64), torch.arange(images))
+        labels = torch.zeros(images, dtype=torch.int64)
+        batch = Batch(pictures, labels, torch.arange(images))
         output = {"output": lit.network(pictures)}
         callback.on_validation_batch_end(trainer, lit, output, batch, number, loader)
     callback.on_validation_epoch_end(trainer, lit)
-    assert len(lit.logged) == len(dict(lit.logged))
-    return dict(lit.logged)
+    logged = dict(lit.logged)
+    assert len(logged) == len(lit.logged)
+    return logged
 
 
-def test_statistics_are_of_the_first_images_of_the_first_batch() -> None:
+@pytest.mark.parametrize(
+    ("images", "processes", "sizes"),
+    [
+        (2, 1, [2, 3]),
+        (5, 2, [3, 1]),
+    ],
+)
+def test_statistics_are_of_the_first_images_of_the_first_batch(
+    images: int, processes: int, sizes: list[int]
+) -> None:
+    callback = RoutingStats(images=images)
+    found = validate(callback, Lit(network=Fake()), sizes, processes)
     expected = {f"val/{name}": value for name, value in EXPECTED.items()}
-    for images, processes, sizes in ((2, 1, [2, 3]), (5, 2, [3, 1])):
-        found = validate(RoutingStats(images=images), Lit(network=Fake()), sizes, processes)
-        assert found == pytest.approx({**expected, "val/dead_capsules": 0.0}, abs=1e-5)
-    # every process looks at an image at least
-    found = validate(RoutingStats(images=1), Lit(network=Fake()), [3], processes=64)
-    assert found["val/activation_high"] == pytest.approx(0.1025)
-    lit, callback = Lit(network=Fake()), RoutingStats(images=1)
-    for size, dead in ((3, 0.0), (2, 50.0)):
-        found = validate(callback, lit, [size])
-        assert found["val/dead_capsules"] == dead, "each validation counts anew"
-    assert validate(callback, lit, [2], loader=1) == {}, "of several sets, the first"
-    small = BaselineCNN((1, 4, 4), 3, channels=(2,), kernel_size=3, hidden=(4,), dropout=0.0)
-    assert validate(RoutingStats(), Lit(network=small), [2]) == {}
+    expected["val/dead_capsules"] = 0.0
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_routing_that_reports_no_iterations_has_the_other_statistics(
@@ -211,12 +219,36 @@ def test_guard_names_the_term_and_the_first_step() -> None:
         assert guarded(callback, first=7, steps=60, device=device) == stopped
 
 
-def test_guard_goes_on_until_the_copy_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_process_looks_at_an_image_at_least() -> None:
+    callback = RoutingStats(images=1)
+    found = validate(callback, Lit(network=Fake()), [3], processes=64)
+    assert found["val/activation_high"] == pytest.approx(0.1025)
+
+
+def test_each_validation_counts_dead_capsules_anew() -> None:
+    lit = Lit(network=Fake())
+    callback = RoutingStats(images=1)
+    for size, dead in ((3, 0.0), (2, 50.0)):
+        found = validate(callback, lit, [size])
+        assert found["val/dead_capsules"] == dead
+
+
+def test_statistics_are_of_the_first_of_several_sets_and_of_capsules_alone() -> None:
+    second_set = validate(RoutingStats(images=1), Lit(network=Fake()), [2], loader=1)
+    assert second_set == {}
+    cnn = BaselineCNN((1, 4, 4), 3, channels=(2,), kernel_size=3, hidden=(4,), dropout=0.0)
+    assert validate(RoutingStats(), Lit(network=cnn), [2]) == {}
+
+
+@pytest.mark.parametrize("every_n_steps", [5, 10])
+def test_guard_goes_on_until_the_copy_is_complete(
+    monkeypatch: pytest.MonkeyPatch, every_n_steps: int
+) -> None:
     """Which it is at the fourth look, as of a GPU that is steps behind."""
-    for every_n_steps in (5, 10):
-        looks = itertools.cycle([False, False, False, True])
-        monkeypatch.setattr(host_copy, "_is_complete", lambda _, looks=looks: next(looks))
-        assert guarded(NonFiniteGuard(every_n_steps), first=7, steps=60) == 13
+    looks = itertools.cycle([False, False, False, True])
+    monkeypatch.setattr(host_copy, "_is_complete", lambda _: next(looks))
+    guard = NonFiniteGuard(every_n_steps)
+    assert guarded(guard, first=7, steps=60) == 13
 
 
 def test_copy_from_a_gpu_is_read_when_its_event_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,15 +256,17 @@ def test_copy_from_a_gpu_is_read_when_its_event_has_passed(monkeypatch: pytest.M
     event.query.return_value = False
     tensor = MagicMock(is_cuda=True)
     tensor.to.return_value = torch.tensor([1.0, 2.0])
-    copies = HostCopies()
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    copies = HostCopies()
     copies.add("facts", tensor)
     tensor.to.assert_called_with("cpu", non_blocking=True)
     event.record.assert_called_with(f"stream of {tensor.device}")
-    assert [*copies.read(wait=False)] == []
+    without_waiting = [*copies.read(wait=False)]
+    assert without_waiting == []
     event.synchronize.assert_not_called()
-    assert [*copies.read(wait=True)] == [("facts", [1.0, 2.0])]
+    read = [*copies.read(wait=True)]
+    assert read == [("facts", [1.0, 2.0])]
     event.synchronize.assert_called_once()
 
 
@@ -256,7 +290,12 @@ class Norms(Callback):
 
 
 def points(directory: Path, name: str) -> dict[int, float]:
-    return {int(row["step"]): float(row[name]) for row in curves(directory) if row[name]}
+    """The values of a column of ``metrics.csv``, by step."""
+    found = {}
+    for row in curves(directory):
+        if row[name]:
+            found[int(row["step"])] = float(row[name])
+    return found
 
 
 def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(
@@ -268,17 +307,21 @@ def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(
     for name in ("loss", "error"):
         epochs = points(directory, f"train/{name}")
         assert [*epochs] == [3, 7]
-        mean = sum(epochs.values()) / 2
-        assert points(directory, f"train/{name}_step") == {7: pytest.approx(mean)}
+        mean = pytest.approx(sum(epochs.values()) / 2)
+        of_steps = points(directory, f"train/{name}_step")
+        assert of_steps == {7: mean}
     norm = pytest.approx(norms.found[7], rel=1e-4)
     assert points(directory, "train/gradient_norm") == {7: norm}
-    assert points(directory, "schedule/learning_rate").keys() == {3, 7}
+    learning_rates = points(directory, "schedule/learning_rate")
+    assert [*learning_rates] == [3, 7]
 
 
 def test_late_copies_and_resumed_runs_give_the_same_points(
     trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [*points(trained.directory, "train/loss_step")] == [2, 5]
+    directory = tmp_path / "run"
+    of_steps = points(trained.directory, "train/loss_step")
+    assert [*of_steps] == [2, 5]
     monkeypatch.setattr(host_copy, "_is_complete", lambda _: False)
-    interrupted_and_resumed(tiny(*NO_PICTURES), tmp_path / "run", 5)
-    assert curves(tmp_path / "run") == curves(trained.directory)
+    interrupted_and_resumed(tiny(*NO_PICTURES), directory, 5)
+    assert curves(directory) == curves(trained.directory)

@@ -137,51 +137,94 @@ def fit(
 ERRORS = [50.0, 1.0, 0.6, 0.5, 0.1]
 
 
-def test_first_validation_at_which_each_is_reached(tmp_path: Path, clock: Clock) -> None:
-    """Of loading, what comes after a validation or before the first step is not counted: one batch of each."""
-    callback, run = fit(tmp_path, clock, ERRORS)
-    first, second = callback.reached["99"], callback.reached["99.5"]
-    assert (first["step"], first["images"], first["error"]) == (4, 4 * len(BATCH.labels), 1.0)
-    assert (second["step"], second["images"], second["error"]) == (8, 8 * len(BATCH.labels), 0.5)
+PER_BATCH = len(BATCH.labels)
+"""Images in a batch."""
+
+
+@pytest.fixture
+def reached(tmp_path: Path, clock: Clock) -> tuple[TimeToAccuracy, Any]:
+    """The callback and the Trainer of a run that reaches 1 % at step 4 and 0.5 % at step 8."""
+    return fit(tmp_path, clock, ERRORS)
+
+
+def test_first_validation_at_which_each_is_reached(reached: tuple[TimeToAccuracy, Any]) -> None:
+    callback, run = reached
+    first = callback.reached["99"]
+    assert first["step"] == 4
+    assert first["images"] == 4 * PER_BATCH
+    assert first["error"] == 1.0
+    second = callback.reached["99.5"]
+    assert second["step"] == 8
+    assert second["images"] == 8 * PER_BATCH
+    assert second["error"] == 0.5
     assert run.global_step == 8, "the run ends there"
     assert lightning_internals.stop_reason(run, 10) == "threshold"
-    saved = torch.load(tmp_path / "checkpoints" / "reached_99.ckpt", weights_only=True)
-    assert (saved["global_step"], saved["state_dict"]["weight"].item()) == (4, pytest.approx(-0.4))
 
+
+def test_weights_that_reached_it_are_saved(
+    reached: tuple[TimeToAccuracy, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "checkpoints" / "reached_99.ckpt"
+    saved = torch.load(file, weights_only=True)
+    assert saved["global_step"] == 4
+    assert saved["state_dict"]["weight"].item() == pytest.approx(-0.4)
+
+
+def test_only_the_time_of_training_is_counted(
+    reached: tuple[TimeToAccuracy, Any], clock: Clock
+) -> None:
+    """Of loading, what comes after a validation or before the first step is not counted: one batch of each."""
+    callback, _ = reached
+    tolerance = 2 * LOADING
+    second = callback.reached["99.5"]
     # four of eight batches follow a step; Lightning loads a batch ahead
     training = 8 * STEP + 4 * LOADING
-    assert second["seconds"] == pytest.approx(training, abs=2 * LOADING)
-    assert callback.seconds["validation"] == pytest.approx(4 * VALIDATION, abs=2 * LOADING)
-    assert START_UP <= callback.seconds["start_up"] <= START_UP + 2 * LOADING
-    assert 2 * SAVE <= callback.seconds["checkpoints"] <= 2 * SAVE + 4 * LOADING
-    assert sum(callback.seconds.values()) == clock.now, "all of the time is accounted for"
+    assert second["seconds"] == pytest.approx(training, abs=tolerance)
+    seconds = callback.seconds
+    assert seconds["validation"] == pytest.approx(4 * VALIDATION, abs=tolerance)
+    assert START_UP <= seconds["start_up"] <= START_UP + tolerance
+    assert 2 * SAVE <= seconds["checkpoints"] <= 2 * SAVE + 2 * tolerance
+    assert sum(seconds.values()) == clock.now, "all of the time is accounted for"
     assert second["wall_seconds"] == clock.now - SAVE, "before the checkpoint of that validation"
 
-    logged = run.logger.logged
-    assert logged["time_to_accuracy/99/images"] == (4 * len(BATCH.labels), 3)
-    assert logged["time_to_accuracy/99/seconds"] == (first["seconds"], 3)
-    assert logged["time_to_accuracy/images"] == (8 * len(BATCH.labels), 7), "with every validation"
 
-    run.save_checkpoint(tmp_path / "last.ckpt")
-    again, run = fit(tmp_path, clock, ERRORS, ckpt_path=tmp_path / "last.ckpt")
-    assert run.global_step == 8, "a run that has ended is not trained on"
+def test_times_are_logged(reached: tuple[TimeToAccuracy, Any]) -> None:
+    callback, run = reached
+    logged = run.logger.logged
+    seconds = callback.reached["99"]["seconds"]
+    assert logged["time_to_accuracy/99/images"] == (4 * PER_BATCH, 3)
+    assert logged["time_to_accuracy/99/seconds"] == (seconds, 3)
+    assert logged["time_to_accuracy/images"] == (8 * PER_BATCH, 7), "with every validation"
+
+
+def test_run_that_has_ended_is_not_trained_on(
+    reached: tuple[TimeToAccuracy, Any], tmp_path: Path, clock: Clock
+) -> None:
+    callback, run = reached
+    file = tmp_path / "last.ckpt"
+    run.save_checkpoint(file)
+    again, run = fit(tmp_path, clock, ERRORS, ckpt_path=file)
+    assert run.global_step == 8
     assert again.reached == callback.reached
 
 
 def test_two_accuracies_in_one_validation(tmp_path: Path, clock: Clock) -> None:
     callback, run = fit(tmp_path, clock, [50.0, *[0.4] * 4])
-    first, second = callback.reached["99"], callback.reached["99.5"]
+    first = callback.reached["99"]
+    second = callback.reached["99.5"]
     for name in ("step", "seconds", "images", "error"):
         assert first[name] == second[name]
     assert run.global_step == 4
-    files = sorted(file.name for file in tmp_path.glob("checkpoints/*"))
+    checkpoints = tmp_path / "checkpoints"
+    files = sorted(file.name for file in checkpoints.iterdir())
     assert files == ["reached_99.5.ckpt", "reached_99.ckpt"]
 
 
 def test_accuracy_that_is_not_reached_has_no_numbers(tmp_path: Path, clock: Clock) -> None:
     callback, run = fit(tmp_path, clock, [50.0, 1.0, 0.7, 0.8, 0.6])
     found = callback.results()
-    assert found["99/seconds"] == callback.reached["99"]["seconds"]
+    first = callback.reached["99"]
+    assert found["99/seconds"] == first["seconds"]
     for name in ("seconds", "wall_seconds", "images", "step", "error"):
         assert found[f"99.5/{name}"] is None
     assert run.global_step == 10
@@ -191,7 +234,9 @@ def test_accuracy_that_is_not_reached_has_no_numbers(tmp_path: Path, clock: Cloc
 def test_run_that_goes_on_after_all_accuracies(tmp_path: Path, clock: Clock) -> None:
     callback, run = fit(tmp_path, clock, [0.1] * 5, stop=False)
     assert run.global_step == 10
-    assert [each["step"] for each in callback.reached.values()] == [2, 2]
+    for each in callback.reached.values():
+        assert each["step"] == 2
+    assert len(callback.reached) == 2
 
 
 @pytest.mark.parametrize("step", [3, 5, 7])
@@ -199,7 +244,8 @@ def test_interrupted_run_records_what_a_whole_one_does(
     tmp_path: Path, clock: Clock, step: int
 ) -> None:
     whole, _ = fit(tmp_path / "whole", clock, ERRORS)
-    file, folder = tmp_path / "last.ckpt", tmp_path / "again"
+    folder = tmp_path / "again"
+    file = tmp_path / "last.ckpt"
     with pytest.raises(KeyError, match="interrupted"):
         fit(folder, clock, ERRORS, Interrupt(step, file))
     clock.now += 1e6
@@ -209,19 +255,25 @@ def test_interrupted_run_records_what_a_whole_one_does(
         for name in ("step", "images", "error"):
             assert found[name] == expected[name]
         assert found["seconds"] == pytest.approx(expected["seconds"], abs=2 * LOADING)
-    assert 2 * START_UP <= again.seconds["start_up"] < 2 * START_UP + 10, "both commands start"
+    start_up = again.seconds["start_up"]
+    assert 2 * START_UP <= start_up < 2 * START_UP + 10, "both commands start"
     assert run.global_step == 8
 
 
-def test_exactly_the_accuracy_is_reached(tmp_path: Path, clock: Clock) -> None:
+@pytest.mark.parametrize(("wrong", "reached"), [(50, True), (51, False)])
+def test_exactly_the_accuracy_is_reached(
+    tmp_path: Path, clock: Clock, wrong: int, reached: bool
+) -> None:
     """0.5 % of 10,000 images, as a metric in float32 has it."""
     labels = torch.zeros(10_000, dtype=torch.long)
-    for wrong, reached in ((50, True), (51, False)):
-        error = ErrorRate(10)
-        predictions = (torch.arange(10_000) < wrong).long()
-        error.update(torch.nn.functional.one_hot(predictions, 10).float(), labels)
-        callback, _ = fit(tmp_path, clock, [float(error.compute())] * 5)
-        assert ("99.5" in callback.reached) is reached
+    predictions = labels.clone()
+    predictions[:wrong] = 1
+    scores = torch.nn.functional.one_hot(predictions, 10).float()
+    metric = ErrorRate(10)
+    metric.update(scores, labels)
+    error = float(metric.compute())
+    callback, _ = fit(tmp_path, clock, [error] * 5)
+    assert ("99.5" in callback.reached) is reached
 
 
 def test_accelerator_has_done_its_steps_before_the_clock_is_read(
@@ -229,7 +281,8 @@ def test_accelerator_has_done_its_steps_before_the_clock_is_read(
 ) -> None:
     waited: list[str] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: waited.append(device.type))
-    callback, device = TimeToAccuracy(), torch.device("cuda")
+    callback = TimeToAccuracy()
+    device = torch.device("cuda")
     for phase in ("training", "training", "validation", "checkpoints"):
         callback._enter(phase, device)
     assert waited == ["cuda"], "once, at the validation"
@@ -243,31 +296,36 @@ RUN = [*TINY_CNN, *TINY_DATA, *NO_PICTURES, CALLBACK, "trainer.max_epochs=1", "t
 
 def test_result_has_times_and_the_test_of_the_weights_that_reached_it(tmp_path: Path) -> None:
     """A run that reaches 1 % and not 99.9 %."""
+    directory = tmp_path / "run"
     thresholds = "callbacks.time_to_accuracy.thresholds=[1, 99.9]"
-    result = train(compose("train", [*RUN, thresholds]), tmp_path / "run")
+    result = train(compose("train", [*RUN, thresholds]), directory)
     found = result["time_to_accuracy"]
+    test_error = result["test"]["error"]
     assert found["1/step"] == 4
     assert found["1/images"] == 256
     assert found["1/error"] == result["val"]["error"]
     assert 0 < found["1/seconds"] < found["1/wall_seconds"]
-    assert found["1/test_error"] == result["test"]["error"], "of the same step"
-    assert found["99.9/seconds"] is found["99.9/test_error"] is None
+    assert found["1/test_error"] == test_error, "of the same step"
+    assert found["99.9/seconds"] is None
+    assert found["99.9/test_error"] is None
     assert result["weights_tested"] == "last"
 
-    rows = curves(tmp_path / "run")
+    rows = curves(directory)
     (test,) = [row for row in rows if row["test/error"]]
-    assert float(test["test/error"]) == result["test"]["error"]
+    assert float(test["test/error"]) == test_error
     (validation,) = [row for row in rows if row["val/error"]]
     assert float(validation["time_to_accuracy/images"]) == 256
 
-    lines = summary(result, tmp_path / "run", CHOSEN).splitlines()
+    _, first, second, *_ = summary(result, directory, CHOSEN).splitlines()
     seconds = f"{found['1/seconds']:.0f} s of training"
-    assert lines[1].startswith(f"1 %         after {seconds}, 256 images, test error then ")
-    assert lines[2] == "99.9 %      not reached"
+    assert first.startswith(f"1 %         after {seconds}, 256 images, test error then ")
+    assert second == "99.9 %      not reached"
 
 
 @pytest.mark.whole
 def test_run_without_a_test_tests_no_weights(tmp_path: Path) -> None:
     options = ["callbacks.time_to_accuracy.thresholds=[1]", "train.test=none"]
-    found = train(compose("train", [*RUN, *options]), tmp_path / "run")["time_to_accuracy"]
-    assert (found["1/step"], found["1/test_error"]) == (4, None)
+    result = train(compose("train", [*RUN, *options]), tmp_path / "run")
+    found = result["time_to_accuracy"]
+    assert found["1/step"] == 4
+    assert found["1/test_error"] is None

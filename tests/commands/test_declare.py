@@ -1,12 +1,13 @@
 """What a command declares: options with a sentence each, types, and what a table needs."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 from annotated_types import Ge, Lt
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import commands
 from capsule_lab.commands.declare import command
@@ -53,32 +54,34 @@ def example() -> Any:
 def test_options_are_declared_with_key_default_and_sentence(example: Any) -> None:
     own = example.own_options
     assert [*own] == ["ckpt", "images", "source", "to", "top", "seed", "anything", "run.resume"]
-    assert own["ckpt"].default == own["images"].default == MISSING
-    assert (own["top"].default, own["source"].default, own["run.resume"].default) == (
-        3,
-        None,
-        False,
-    )
+    defaults = {key: option.default for key, option in own.items()}
+    assert defaults["ckpt"] == MISSING
+    assert defaults["images"] == MISSING
+    assert defaults["top"] == 3
+    assert defaults["source"] is None
+    assert defaults["run.resume"] is False
     assert own["source"].description == "Another network."
-    assert [option.key for option in example.required] == ["ckpt", "images"]
+    required = [option.key for option in example.required]
+    assert required == ["ckpt", "images"]
     assert example.paths == ["images"]
     assert example.other_weights == ["source"]
+
+
+OF_WEIGHTS = "a run, a file or the name of ready weights"
+SEEDS = "a whole number, 0 to 4294967295, or null"
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("ckpt=3", "ckpt is 3; expected a run, a file or the name of ready weights"),
-        ("ckpt=''", "ckpt is an empty text; expected a run, a file or the name of ready weights"),
-        ("source=3", "source is 3; expected a run, a file or the name of ready weights, or null"),
+        ("ckpt=3", f"ckpt is 3; expected {OF_WEIGHTS}"),
+        ("ckpt=''", f"ckpt is an empty text; expected {OF_WEIGHTS}"),
+        ("source=3", f"source is 3; expected {OF_WEIGHTS}, or null"),
         ("to=xml", "to is 'xml'; expected 'table' or 'json'"),
         ("top=0", "top is 0; expected a whole number, 1 or more"),
         ("top=true", "top is True; expected a whole number, 1 or more"),
-        ("seed=-1", "seed is -1; expected a whole number, 0 to 4294967295, or null"),
-        (
-            "seed=4294967296",
-            "seed is 4294967296; expected a whole number, 0 to 4294967295, or null",
-        ),
+        ("seed=-1", f"seed is -1; expected {SEEDS}"),
+        ("seed=4294967296", f"seed is 4294967296; expected {SEEDS}"),
         ("run.resume=3", "run.resume is 3; expected true or false"),
         ("run=3", "run is 3; expected options such as run.resume=…"),
         ("topp=3", "topp does not exist; did you mean top? "),
@@ -94,31 +97,51 @@ def test_wrong_option_is_one_sentence(example: Any, override: str, message: str)
 
 @pytest.mark.parametrize("override", ["top=3", "seed=0", "anything=[1,{a: 2}]", "data={a: 1}"])
 def test_right_option_is_accepted(example: Any, override: str) -> None:
-    check_options(OmegaConf.from_dotlist(["ckpt=a", "run.resume=false", override]), example)
+    config = OmegaConf.from_dotlist(["ckpt=a", "run.resume=false", override])
+    check_options(config, example)
 
 
-def test_required_option_that_is_not_given_is_one_sentence(example: Any) -> None:
-    expected = "a run, a file or the name of ready weights"
-    with pytest.raises(ConfigError, match=rf"^ckpt is missing; expected ckpt=<{expected}>$"):
-        check_required(OmegaConf.create({"ckpt": MISSING, "images": "a.png"}), example)
-    with pytest.raises(
-        ConfigError, match=r"^images is missing; expected images=<files or folders>$"
-    ):
-        check_required(OmegaConf.create({"ckpt": "a", "images": MISSING}), example)
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [
+        ("ckpt", f"ckpt=<{OF_WEIGHTS}>"),
+        ("images", "images=<files or folders>"),
+    ],
+)
+def test_required_option_that_is_not_given_is_one_sentence(
+    example: Any, missing: str, expected: str
+) -> None:
+    given = {"ckpt": "a", "images": "a.png", missing: MISSING}
+    with pytest.raises(ConfigError, match=rf"^{missing} is missing; expected {expected}$"):
+        check_required(OmegaConf.create(given), example)
 
 
 def test_options_are_read_from_a_configuration() -> None:
-    config = OmegaConf.create({"ckpt": "a", "images": "b", "top": 4, "run": {"resume": True}})
+    values = {"ckpt": "a", "images": "b", "top": 4, "run": {"resume": True}}
+    config = OmegaConf.create(values)
     options = Example.read(config)
-    assert (options.ckpt, options.top, options.run.resume, options.data) == ("a", 4, True, None)
+    assert options.ckpt == "a"
+    assert options.top == 4
+    assert options.run.resume is True
+    assert options.data is None
     assert options.config is config
 
 
-def test_words_of_types() -> None:
-    assert described(kinds_of(Annotated[int, Ge(2)] | None)) == "a whole number, 2 or more, or null"
-    assert described(kinds_of(Annotated[int, Ge(0), Lt(8)])) == "a whole number, 0 to 7"
-    assert described(kinds_of(list[int] | None)) == "a list of whole numbers or null"
-    assert kinds_of(Any) == kinds_of(Path) == []
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (Annotated[int, Ge(2)] | None, "a whole number, 2 or more, or null"),
+        (Annotated[int, Ge(0), Lt(8)], "a whole number, 0 to 7"),
+        (list[int] | None, "a list of whole numbers or null"),
+    ],
+)
+def test_words_of_types(annotation: Any, words: str) -> None:
+    assert described(kinds_of(annotation)) == words
+
+
+@pytest.mark.parametrize("annotation", [Any, Path])
+def test_types_that_are_not_checked(annotation: Any) -> None:
+    assert kinds_of(annotation) == []
 
 
 @pytest.mark.parametrize("name", commands.names())
@@ -126,27 +149,33 @@ def test_every_option_of_every_command_has_a_sentence(name: str) -> None:
     declared = commands.load(name)
     assert declared.name == name
     for option in declared.own_options.values():
-        assert option.description.endswith((".", ")")), option.key
-        assert option.description[:1].isupper() or ":" in option.description, option.key
+        sentence = option.description
+        assert sentence.endswith((".", ")")), option.key
+        assert sentence[:1].isupper() or ":" in sentence, option.key
 
 
 @pytest.mark.parametrize("name", commands.names())
 def test_defaults_are_those_of_the_composed_configuration(name: str) -> None:
-    config = compose(commands.load(name))
-    for option in commands.load(name).own_options.values():
+    declared = commands.load(name)
+    config = compose(declared)
+    for option in declared.own_options.values():
         if option.default == MISSING:
             parent, _, key = option.key.rpartition(".")
             node = OmegaConf.select(config, parent) if parent else config
             assert OmegaConf.is_missing(node, key)
-    check_keys(config, commands.load(name))
+    check_keys(config, declared)
 
 
 def test_a_command_that_measures_declares_what_a_table_needs() -> None:
     found = commands.measuring()
-    assert {"evaluate"} <= {*found}
-    (tests,) = [each for each in found.values() if "test" in each.measures.metrics]
-    assert tests.name == "evaluate", "a row without by: is measured as training tests"
-    metrics = [name for each in found.values() for name in each.measures.metrics]
+    assert "evaluate" in found
+    metrics = []
+    that_test = []
+    for each in found.values():
+        metrics += each.measures.metrics
+        if "test" in each.measures.metrics:
+            that_test.append(each.name)
+    assert that_test == ["evaluate"], "a row without by: is measured as training tests"
     assert len(metrics) == len({*metrics}), "a column names one command"
 
 
@@ -155,6 +184,28 @@ def test_unknown_command_is_one_sentence() -> None:
         commands.load("trian")
     with pytest.raises(ConfigError, match=r"^3 is not a command; "):
         commands.compose(3)  # type: ignore[arg-type]
+
+
+class Nothing(Options):
+    """No options."""
+
+
+def test_check_runs_before_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command does not call its own check; tables and ``-m`` call it, too."""
+    called = []
+
+    def check(config: DictConfig) -> None:
+        called.append("check")
+        raise ConfigError("it cannot work")
+
+    monkeypatch.setattr(sys, "argv", ["list"])
+    checked = command("list", Nothing, check=check)(lambda options: called.append("function"))
+    with pytest.raises(SystemExit):
+        checked()
+    assert called == ["check"]
+    assert capsys.readouterr().err == "capsule_lab: it cannot work\n"
 
 
 def test_a_declaration_does_not_change(example: Any) -> None:

@@ -54,15 +54,18 @@ def test_test_and_validation_results_equal_those_of_training(
     """For a run directory and for a checkpoint file."""
     before = sorted(trained.directory.rglob("*"))
     for where in (".", "checkpoints/best.ckpt"):
-        result = evaluate(runs.open(trained.directory / where), trainer=trainer)
+        run = runs.open(trained.directory / where)
+        result = evaluate(run, trainer=trainer)
         assert result["test"] == trained.result["test"]
     for name in ("best", "last"):
         path = trained.directory / "checkpoints" / f"{name}.ckpt"
-        result = evaluate(runs.open(path), "val", trainer=trainer)
-        expected = runs.checkpoints.read(path)["capsule_lab"]["val"]
-        assert {"error", "loss"} <= result["val"].keys() <= expected.keys()
-        assert result["val"] == pytest.approx({key: expected[key] for key in result["val"]})
-    result = evaluate(runs.open(trained.directory), data={"eval_images": 100}, trainer=trainer)
+        found = evaluate(runs.open(path), "val", trainer=trainer)["val"]
+        in_training = runs.checkpoints.read(path)["capsule_lab"]["val"]
+        assert {"error", "loss"} <= found.keys() <= in_training.keys()
+        expected = {key: in_training[key] for key in found}
+        assert found == pytest.approx(expected)
+    run = runs.open(trained.directory)
+    result = evaluate(run, data={"eval_images": 100}, trainer=trainer)
     assert result["provenance"]["test_images"] == "100 of 359"
     assert result["data"] == {**to_container(trained.config.data), "eval_images": 100}
     assert sorted(trained.directory.rglob("*")) == before, "nothing is written"
@@ -79,10 +82,14 @@ def test_only_the_first_process_prints_and_writes(
     assert sorted(a_copy.rglob("*")) == before
 
 
+def files_below(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
 def test_results_are_written_beside_the_checkpoint(
     cli: Cli, trained: Trained, a_copy: Path
 ) -> None:
-    before = {path: path.read_bytes() for path in a_copy.rglob("*") if path.is_file()}
+    before = files_below(a_copy)
     for overrides, name in (
         ([], "best-test-mnist-standin"),
         (["split=val"], "best-val-mnist-standin"),
@@ -93,20 +100,24 @@ def test_results_are_written_beside_the_checkpoint(
     ):
         ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *overrides)
         assert (ended.status, ended.err) == (0, "")
-        assert {path: path.read_bytes() for path in before} == before
         path = a_copy / "evaluations" / f"{name}.json"
         written = {path}
         keys = {*OF_A_RESULT, "val"}
         if "split=val" not in overrides:
             written.add(path.with_suffix(".npz"))
             keys = {*OF_A_RESULT, "test", "predictions"}
-        assert {each for each in a_copy.rglob("*") if each.is_file()} == {*before, *written}
+        after = files_below(a_copy)
+        assert after.keys() == {*before, *written}
+        assert {file: after[file] for file in before} == before
         assert f"written to {path}\n" in ended.out
-        assert overrides or f"test error {trained.result['test']['error']:.2f} %" in ended.out
+        if not overrides:
+            error = trained.result["test"]["error"]
+            assert f"test error {error:.2f} %" in ended.out
         result = json.loads(path.read_text())
         assert result.keys() == keys
         assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")
-        assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
+        expected = trained.result["provenance"]["sha256"]
+        assert result["provenance"]["sha256"] == expected
         for file in written:
             file.unlink()
 

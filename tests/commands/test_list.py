@@ -2,7 +2,9 @@ import json
 import os
 import re
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,14 @@ FINISHED = {
 }
 
 
+NOON = 1_699_960_000
+"""14 November 2023, in seconds."""
+
+
+UNIFORM = "contains=uniform"
+"""Lists the run with ``routing=uniform`` alone."""
+
+
 @pytest.fixture
 def folders() -> dict[str, Path]:
     """Three runs: finished in 2023, just created, and with a damaged result."""
@@ -37,90 +47,125 @@ def folders() -> dict[str, Path]:
         created[name] = directories.choose_directory(config, "capsnet-mnist")
         directories.create_directory(created[name], config, overrides)
     (created["damaged"] / "metrics.json").write_text('{"status"')
-    (created["finished"] / "metrics.json").write_text(json.dumps(FINISHED))
-    os.utime(created["finished"] / "config.yaml", (1_699_960_000, 1_699_960_000))  # noon
+    write_result(created["finished"], FINISHED)
+    os.utime(created["finished"] / "config.yaml", (NOON, NOON))
     (directories.root() / "reports").mkdir()
     return created
 
 
+def write_result(directory: Path, result: dict[str, Any]) -> None:
+    (directory / "metrics.json").write_text(json.dumps(result))
+
+
+def lock_of_the_running() -> AbstractContextManager[None]:
+    config = compose("train", [*TINY, *OVERRIDES["running"]])
+    return lock.train_lock(config)
+
+
+def rows_of(lines: list[str]) -> dict[str, list[str]]:
+    """The words of each line after the first, by the first."""
+    rows = {}
+    for line in lines:
+        name, *words = line.split()
+        rows[name] = words
+    return rows
+
+
 def test_list_shows_state_errors_and_overrides(cli: Cli, folders: dict[str, Path]) -> None:
-    with lock.train_lock(compose("train", [*TINY, *OVERRIDES["running"]])):
+    with lock_of_the_running():
         ended = cli("list")
     assert (ended.status, ended.err) == (0, "")
-    warning, *lines = ended.out.splitlines()
-    assert warning.startswith(f"{folders['damaged'] / 'metrics.json'} is damaged")
-    heading, first, *others = [line.split() for line in lines]
-    assert " ".join(heading) == "run state test error val error data last written overrides"
-    name = folders["finished"].name
-    assert first[:-2] == [name, "finished", "4.50", "%", "3.25", "%", "standin", "2023-11-14"]
-    assert first[-1] == "seed=1"
-    rows = {row[0]: row for row in others}
+    warning, heading, first, *others = ended.out.splitlines()
+    damaged_result = folders["damaged"] / "metrics.json"
+    assert warning.startswith(f"{damaged_result} is damaged")
+    columns = " ".join(heading.split())
+    assert columns == "run state test error val error data last written overrides"
+    name, *finished, _time, overrides = first.split()
+    assert name == folders["finished"].name
+    assert finished == ["finished", "4.50", "%", "3.25", "%", "standin", "2023-11-14"]
+    assert overrides == "seed=1"
+    rows = rows_of(others)
     assert len(rows) == 2
     running = rows[folders["running"].name]
+    assert running[0] == "running"
+    assert running[-2:] == OVERRIDES["running"]
     damaged = rows[folders["damaged"].name]
-    assert (running[1], running[-2:]) == ("running", OVERRIDES["running"])
-    assert (damaged[1:3], damaged[-1]) == (["not", "finished"], "seed=3")
+    assert damaged[:2] == ["not", "finished"]
+    assert damaged[-1] == "seed=3"
 
 
 def test_best_of_runs_with_the_same_data_is_marked(cli: Cli, folders: dict[str, Path]) -> None:
     for name, error in (("running", 3.0), ("damaged", 5.0)):
-        record = FINISHED | {"val": {"error": error}}
-        (folders[name] / "metrics.json").write_text(json.dumps(record))
-    lines = cli("list").out.splitlines()
-    (marked,) = [line for line in lines[:-1] if " 3.00 % * " in line]
-    assert marked.split()[0] == folders["running"].name
-    assert lines[-1].startswith("* lowest validation error")
-    assert not any(" *" in line for line in cli("list", "last=1").out.splitlines())
+        write_result(folders[name], {**FINISHED, "val": {"error": error}})
+    *lines, note = cli("list").out.splitlines()
+    (marked,) = [line for line in lines if " 3.00 % * " in line]
+    assert marked.startswith(folders["running"].name)
+    assert note.startswith("* lowest validation error")
+    assert " *" not in cli("list", "last=1").out
 
 
 def test_heartbeat_tells_running_and_killed_apart(cli: Cli, folders: dict[str, Path]) -> None:
     run = folders["running"]
     results.write_heartbeat(run, 30, 120, 3600.0)
-    listed = cli("list", "contains=uniform").out
+    listed = cli("list", UNIFORM).out
     assert re.search(r"killed at 25 %, \d\d:\d\d ", listed), "its lock is free on this machine"
-    with lock.train_lock(compose("train", [*TINY, *OVERRIDES["running"]])):
-        listed = cli("list", "contains=uniform").out
+    with lock_of_the_running():
+        listed = cli("list", UNIFORM).out
     assert re.search(r"running 25 %, ends .*\d\d:\d\d ", listed)
-    beat = json.loads((run / "heartbeat.json").read_text())
-    clock_was_set_back = -1e6
-    for age, state in (
-        (5, "running 25 %"),
-        (120, "killed at 25 %"),
-        (clock_was_set_back, "killed at 25 %"),
-    ):
-        other = beat | {"host": "another", "time": time.time() - age}
-        (run / "heartbeat.json").write_text(json.dumps(other))
-        assert state in cli("list", "contains=uniform").out
+
+
+@pytest.mark.parametrize(
+    ("age", "state"),
+    [
+        pytest.param(5, "running 25 %", id="recent"),
+        pytest.param(120, "killed at 25 %", id="old"),
+        pytest.param(-1e6, "killed at 25 %", id="clock was set back"),
+    ],
+)
+def test_age_of_a_heartbeat_of_another_machine_decides(
+    cli: Cli, folders: dict[str, Path], age: float, state: str
+) -> None:
+    run = folders["running"]
+    results.write_heartbeat(run, 30, 120, 3600.0)
+    file = run / "heartbeat.json"
+    beat = json.loads(file.read_text())
+    beat["host"] = "another"
+    beat["time"] = time.time() - age
+    file.write_text(json.dumps(beat))
+    assert state in cli("list", UNIFORM).out
 
 
 def test_failed_run_is_listed_as_failed(cli: Cli, folders: dict[str, Path]) -> None:
     write_failure(folders["running"], RunError("no disk"))
-    assert cli("list", "contains=uniform").out.splitlines()[-1].split()[1] == "failed"
+    _, row = cli("list", UNIFORM).out.splitlines()
+    assert row.split()[1] == "failed"
 
 
 def test_losses_of_a_run_without_classes_are_listed(cli: Cli, folders: dict[str, Path]) -> None:
     losses = {"test": {"copying": 86.4, "loss": 18.4749}, "val": {"loss": 18.4649}}
-    (folders["finished"] / "metrics.json").write_text(json.dumps(FINISHED | losses))
-    rows = [line.split() for line in cli("list").out.splitlines()]
-    (row,) = [row for row in rows if row[0] == folders["finished"].name]
-    assert row[2:6] == ["loss", "18.47", "loss", "18.46"]
+    write_result(folders["finished"], {**FINISHED, **losses})
+    rows = rows_of(cli("list").out.splitlines())
+    row = rows[folders["finished"].name]
+    assert row[1:5] == ["loss", "18.47", "loss", "18.46"]
 
 
 @pytest.mark.usefixtures("folders")
 def test_options_filter_the_list(cli: Cli) -> None:
-    _, row = cli("list", "contains=uniform").out.splitlines()
+    _, row = cli("list", UNIFORM).out.splitlines()
     assert row.startswith("mine-")
     cli("list")  # warns of the damaged result, once
-    assert len(cli("list", "last=1").out.splitlines()) == 2
+    heading_and_row = cli("list", "last=1").out.splitlines()
+    assert len(heading_and_row) == 2
     assert cli("list", "contains=nothing").out.startswith("no matching runs in ")
-    assert "last is 0; expected a whole number, 1 or more" in one_sentence(cli("list", "last=0"))
+    refused = one_sentence(cli("list", "last=0"))
+    assert "last is 0; expected a whole number, 1 or more" in refused
 
 
 def test_names_are_never_cut_on_a_narrow_terminal(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = ["data.source=standin", "debug=smoke"]
-    names = []
+    expected = {}
     for own in (
         ["routing.iterations=1", "callbacks.best=null"],
         ["routing.iterations=2", "callbacks.last=null"],
@@ -128,9 +173,9 @@ def test_names_are_never_cut_on_a_narrow_terminal(
         config = compose("train", [*shared, *own])
         directory = directories.choose_directory(config, "capsnet-mnist")
         directories.create_directory(directory, config, [*shared, *own])
-        names.append([directory.name, "not", "finished", *own])
+        expected[directory.name] = ["not", "finished", *own]
     monkeypatch.setenv("COLUMNS", "80")
     heading, *rows, last = cli("list").out.splitlines()
     assert heading.split() == ["run", "state", "overrides"], "without the time of the last change"
-    assert sorted(row.split() for row in rows) == sorted(names)
+    assert rows_of(rows) == expected
     assert last == "all runs have data.source=standin debug=smoke"

@@ -48,6 +48,12 @@ def test_first_argument_names_the_command(
             "",
             "model=capsnet is not a command; put a command before it, such as ",
         ),
+        (
+            call("", "--model=capsnet"),
+            2,
+            "",
+            "--model=capsnet is not a command; put a command before it, such as capsule-lab train model=capsnet",
+        ),
         (cli("train", "--version"), 0, "capsule-lab ", ""),
         (in_a_process, 2, "", "modle does not exist; did you mean model?"),
     ):

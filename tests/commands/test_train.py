@@ -102,52 +102,80 @@ FILES = {
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    files = [path for path in directory.rglob("*") if path.is_file()]
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+    """The content of every file below, by its path from there."""
+    found = {}
+    for path in directory.rglob("*"):
+        if path.is_file():
+            name = path.relative_to(directory).as_posix()
+            found[name] = path.read_bytes()
+    return found
+
+
+def read_json(directory: Path, name: str = "metrics.json") -> Any:
+    return json.loads((directory / name).read_text())
+
+
+def steps_of(directory: Path, column: str) -> list[str]:
+    """The steps whose row in ``metrics.csv`` has a value in the column."""
+    return [row["step"] for row in curves(directory) if row[column]]
 
 
 def test_run_directory_has_exactly_these_files(trained: Trained) -> None:
-    found = contents(trained.directory)
+    directory = trained.directory
+    found = contents(directory)
     written_by_training = {name for name in found if not name.startswith("evaluations/")}
     assert written_by_training == FILES
     assert all(found.values()), "a file is empty"
-    assert list(trained.directory.parent.rglob(".*")) == []
-    text = (trained.directory / "config.yaml").read_text()
+    hidden = [*directory.parent.rglob(".*")]
+    assert hidden == []
+    text = (directory / "config.yaml").read_text()
     assert "${" not in text
-    assert OmegaConf.to_container(OmegaConf.create(text)) == to_container(trained.config)
+    config = OmegaConf.create(text)
+    assert to_container(config) == to_container(trained.config)
 
 
 def test_metrics_json_has_results_and_everything_to_repeat_the_run(trained: Trained) -> None:
-    result = json.loads((trained.directory / "metrics.json").read_text())
+    result = read_json(trained.directory)
     assert result == trained.result
     assert result.keys() == OF_A_RESULT
     assert result["status"] == "finished"
     assert result["stopped_by"] == "steps"
-    assert result["steps"] == result["planned_steps"] == 8
+    assert result["steps"] == 8
+    assert result["planned_steps"] == 8
     assert result["epochs"] == 2
     assert result["seed"] == 0
-    assert result["config_hash"] == runs.directories.config_hash(trained.config)
-    assert result["parameters"] == sum(p.numel() for p in trained.module.network.parameters())
+    expected_hash = runs.directories.config_hash(trained.config)
+    assert result["config_hash"] == expected_hash
+    parameters = trained.module.network.parameters()
+    assert result["parameters"] == sum(each.numel() for each in parameters)
     assert result["device"] == "cpu"
     assert "cores" in result["hardware"]
-    assert result["provenance"]["source"] == "standin"
-    assert result["provenance"]["split"]["train_images"] == 256
-    assert len(result["provenance"]["split"]["hash"]) == 32
+    provenance = result["provenance"]
+    split = provenance["split"]
+    assert provenance["source"] == "standin"
+    assert split["train_images"] == 256
+    assert len(split["hash"]) == 32
 
 
 def test_metrics_json_has_the_steps_and_seconds_of_the_checkpoints(trained: Trained) -> None:
     result = trained.result
     best = checkpoint(trained.directory, "best")
     last = checkpoint(trained.directory)
-    assert (last["global_step"], last["epoch"]) == (8, 2)
-    assert result["best"] == {"step": best["global_step"], "val": best["capsule_lab"]["val"]}
+    assert last["global_step"] == 8
+    assert last["epoch"] == 2
+    best_step = best["global_step"]
+    of_best = best["capsule_lab"]
+    of_last = last["capsule_lab"]
+    assert result["best"] == {"step": best_step, "val": of_best["val"]}
     assert result["weights_tested"] == "best"
-    assert result["tested_step"] == best["global_step"]
-    assert (result["val"], result["val_step"]) == (last["capsule_lab"]["val"], last["global_step"])
-    seconds = last["capsule_lab"]["seconds"]
-    assert best["capsule_lab"]["seconds"] < seconds
-    assert 0 < result["training_seconds"] < 300
-    assert result["training_seconds"] == pytest.approx(seconds, abs=0.05 + 1e-9)
+    assert result["tested_step"] == best_step
+    assert result["val"] == of_last["val"]
+    assert result["val_step"] == 8
+    seconds = of_last["seconds"]
+    assert of_best["seconds"] < seconds
+    training_seconds = result["training_seconds"]
+    assert 0 < training_seconds < 300
+    assert training_seconds == pytest.approx(seconds, abs=0.05 + 1e-9)
 
 
 def test_metrics_json_has_the_numbers_of_the_curves(trained: Trained) -> None:
@@ -157,75 +185,117 @@ def test_metrics_json_has_the_numbers_of_the_curves(trained: Trained) -> None:
         assert 0 <= metrics["error"] <= 100
         total = metrics["margin"] + metrics["reconstruction"]
         assert metrics["loss"] == pytest.approx(total, rel=1e-5)
-    rows = curves(trained.directory)
     for column in ("train/loss", "val/error", "val/coupling_entropy"):
-        assert [row["step"] for row in rows if row[column]] == ["3", "7"]
-    (tested,) = [row["test/error"] for row in rows if row["test/error"]]
+        assert steps_of(trained.directory, column) == ["3", "7"]
+    column = "test/error"
+    rows = curves(trained.directory)
+    (tested,) = [row[column] for row in rows if row[column]]
     assert float(tested) == trained.result["test"]["error"]
 
 
 def test_log_has_the_steps_and_overrides_of_the_run(trained: Trained) -> None:
-    text = (trained.directory / "train.log").read_text()
+    log = trained.directory / "train.log"
+    text = log.read_text()
     assert "CapsNet on stand-in for MNIST" in text
     assert f"writing to {trained.directory}" in text
     # also if a notebook composed the configuration
-    assert f"overrides of the defaults: {shlex.join(TINY)}\n" in text
+    overrides = shlex.join(TINY)
+    assert f"overrides of the defaults: {overrides}\n" in text
     assert "epoch 1  step 4/8" in text
     assert "epoch 2  step 8/8" in text
-    assert trained.events == ["training images", "fit starts", "fit ends", "test images"]
+    expected = ["training images", "fit starts", "fit ends", "test images"]
+    assert trained.events == expected
     logging.getLogger("capsule_lab").error("of another run")
-    after = (trained.directory / "train.log").read_text()
-    assert after == text, "the log of a finished run does not change"
+    assert log.read_text() == text, "the log of a finished run does not change"
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "model.primary.types=0",
+        "trainer.max_time=soon",
+        "routing.iterations=0",
+    ],
+)
 def test_invalid_configuration_loads_no_data(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
-    monkeypatch.setattr(MNISTDataModule, "setup", lambda *_: pytest.fail("data was loaded"))
-    for wrong in ("model.primary.types=0", "trainer.max_time=soon", "routing.iterations=0"):
-        with pytest.raises(ConfigError):
-            train(tiny(wrong), tmp_path / "run")
+    def setup(*_: object) -> None:
+        pytest.fail("data was loaded")
+
+    monkeypatch.setattr(MNISTDataModule, "setup", setup)
+    config = tiny(wrong)
+    with pytest.raises(ConfigError):
+        train(config, tmp_path / "run")
+
+
+OF_A_CHECKPOINT = {
+    "format",
+    "version",
+    "config",
+    "provenance",
+    "spec",
+    "input_form",
+    "seconds",
+    "cpu_seconds",
+    "val",
+    "val_step",
+    "curves",
+    "precision",
+    "threads",
+    "trained_with",
+}
 
 
 def test_checkpoints_are_plain_and_carry_their_configuration(trained: Trained) -> None:
-    images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    result = trained.result
+    config = to_container(trained.config)
+    plain_config = json.loads(json.dumps(config))
     for name in NAMES:
         record = checkpoint(trained.directory, name)["capsule_lab"]
-        keys = "format version config provenance spec input_form seconds cpu_seconds val val_step curves precision"
-        assert set(record) == {*keys.split(), "threads", "trained_with"}
-        assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
+        assert record.keys() == OF_A_CHECKPOINT
+        assert record["config"] == plain_config
         tested = {"test_images": "359 of 359"}  # known at the end of a run only
-        assert {**record["provenance"], **tested} == trained.result["provenance"]
-        assert record["val"].keys() == trained.result["val"].keys()
-    for where in (".", "checkpoints/best.ckpt"):
-        module = trained_module(trained.directory / where)
-        with torch.no_grad():
-            output = module(images)
-            expected = trained.module(images)
-        assert not module.training
-        assert_close(output.scores, expected.scores, atol=0)
-        assert_close(output.capsules.poses, expected.capsules.poses, atol=0)
+        assert {**record["provenance"], **tested} == result["provenance"]
+        assert record["val"].keys() == result["val"].keys()
+
+
+@pytest.mark.parametrize("where", [".", "checkpoints/best.ckpt"])
+def test_run_and_checkpoint_open_as_the_trained_module(trained: Trained, where: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(4, 1, 28, 28, generator=generator)
+    module = trained_module(trained.directory / where)
+    assert not module.training
+    with torch.no_grad():
+        output = module(images)
+        expected = trained.module(images)
+    assert_close(output.scores, expected.scores, atol=0)
+    assert_close(output.capsules.poses, expected.capsules.poses, atol=0)
 
 
 @pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
 def test_result_depends_on_the_seed_alone(
     trained: Trained, tiny: Tiny, tmp_path: Path, seed: int, same: bool
 ) -> None:
-    result = train(tiny(f"seed={seed}", *NO_PICTURES), tmp_path / "again")
-    assert (results(result) == results(trained.result)) is same
-    assert (curves(tmp_path / "again") == curves(trained.directory)) is same
+    directory = tmp_path / "again"
+    result = train(tiny(f"seed={seed}", *NO_PICTURES), directory)
+    same_results = results(result) == results(trained.result)
+    same_curves = curves(directory) == curves(trained.directory)
+    found = weights(directory)
     expected = weights(trained.directory)
-    found = weights(tmp_path / "again")
-    assert all(found[name].equal(expected[name]) for name in expected) is same
+    same_weights = all(found[name].equal(expected[name]) for name in expected)
+    assert (same_results, same_curves, same_weights) == (same, same, same)
 
 
 def test_initial_weights_depend_on_the_seed(tiny: Tiny, tmp_path: Path) -> None:
     def initial_weight(seed: int) -> Tensor:
-        training = Training(tiny(f"seed={seed}"), tmp_path, [], 0.0)
+        config = tiny(f"seed={seed}")
+        training = Training(config, tmp_path, [], 0.0)
         return training.module.network.digits.weight
 
-    assert initial_weight(0).equal(initial_weight(0))
-    assert not initial_weight(0).equal(initial_weight(1))
+    weight = initial_weight(0)
+    assert weight.equal(initial_weight(0))
+    assert not weight.equal(initial_weight(1))
 
 
 def test_repeated_run_gets_a_numbered_directory(
@@ -237,17 +307,20 @@ def test_repeated_run_gets_a_numbered_directory(
     for _ in range(11):
         directory = choose(config, "capsnet-mnist")
         runs.directories.create_directory(directory, config)
-    assert directory.parent == Path.cwd() / "runs"
-    assert directory.name == f"capsnet-mnist-{runs.directories.config_hash(config)}-11"
-    assert choose(tiny("train.resume=true"), "capsnet-mnist") == directory
-    assert choose(tiny("trainer.max_epochs=3", "train.resume=true"), "capsnet-mnist") != directory
+    config_hash = runs.directories.config_hash(config)
+    assert directory == Path.cwd() / "runs" / f"capsnet-mnist-{config_hash}-11"
+    resumed = tiny("train.resume=true")
+    assert choose(resumed, "capsnet-mnist") == directory
+    longer = tiny("trainer.max_epochs=3", "train.resume=true")
+    assert choose(longer, "capsnet-mnist") != directory
     checkpoints = directory / "checkpoints"
     shutil.copytree(trained.directory / "checkpoints", checkpoints, dirs_exist_ok=True)
     config.ckpt = str(checkpoints / "last.ckpt")
     # a checkpoint of the same configuration continues there
     assert choose(config, "capsnet-mnist") == directory
-    monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "elsewhere"))
-    assert choose(tiny(), "a").parent == tmp_path / "elsewhere"
+    elsewhere = tmp_path / "elsewhere"
+    monkeypatch.setenv("CAPSULE_LAB_RUNS", str(elsewhere))
+    assert choose(tiny(), "a").parent == elsewhere
 
 
 REAL = ["data.source=real", "data.train_images=null"]
@@ -281,16 +354,17 @@ def test_moved_run_resumes_exactly(trained: Trained, tiny: Tiny, tmp_path: Path)
 
     Rows of ``metrics.csv`` that are newer than the checkpoint, as after a kill, are replaced.
     """
+    directory = tmp_path / "run"
     with pytest.raises(InterruptError):
-        run(tiny(*NO_PICTURES), tmp_path / "run", SignalAt(5))
-    directory = (tmp_path / "run").rename(tmp_path / "moved")
-    columns = list(curves(directory)[0])
-    with (directory / "metrics.csv").open("a", newline="") as file:
-        newer = {"step": 7, "epoch": 1, "val/error": 12.5}
+        run(tiny(*NO_PICTURES), directory, SignalAt(5))
+    moved = directory.rename(tmp_path / "moved")
+    columns = curves(moved)[0].keys()
+    newer = {"step": 7, "epoch": 1, "val/error": 12.5}
+    with (moved / "metrics.csv").open("a", newline="") as file:
         csv.DictWriter(file, columns).writerow(newer)
-    result = train(tiny("train.resume=true", *NO_PICTURES), directory)
+    result = train(tiny("train.resume=true", *NO_PICTURES), moved)
     assert results(result) == results(trained.result)
-    assert curves(directory) == curves(trained.directory)
+    assert curves(moved) == curves(trained.directory)
 
 
 @pytest.mark.whole
@@ -298,20 +372,23 @@ def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(
     a_copy: Path, tiny: Tiny
 ) -> None:
     """An interrupted continuation resumes in the same directory."""
+    choose = runs.directories.choose_directory
     before = contents(a_copy)
     last = a_copy / "checkpoints" / "last.ckpt"
     config = tiny("trainer.max_epochs=3", f"ckpt={last}", *NO_PICTURES)
-    directory = runs.directories.choose_directory(config, "capsnet-mnist")
-    assert directory.name == f"capsnet-mnist-{runs.directories.config_hash(config)}-continued"
+    config_hash = runs.directories.config_hash(config)
+    directory = choose(config, "capsnet-mnist")
+    assert directory.name == f"capsnet-mnist-{config_hash}-continued"
     with pytest.raises(InterruptError):
         run(config, directory, SignalAt(10))
     config.train.resume = True
-    assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
+    assert choose(config, "capsnet-mnist") == directory
     watch = Watch()
     result = run(config, directory, watch)
     assert len(watch.rates) == 2
-    assert (result["steps"], result["epochs"]) == (12, 3)
-    assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
+    assert result["steps"] == 12
+    assert result["epochs"] == 3
+    assert steps_of(directory, "train/loss") == ["11"]
     # continued, it is no run of its configuration
     assert runs.directories.attempts(result["config_hash"]) == []
     assert contents(a_copy) == before
@@ -393,38 +470,53 @@ def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path) -> None:
         "schedule.learning_rate.floor=0.003",
         *NO_PICTURES,
     )
-    result = run(config, tmp_path / "run", watch)
-    assert watch.rates == pytest.approx([max(0.003, 0.01 * 0.5 ** (step / 4)) for step in range(8)])
-    assert watch.lengths == {result["planned_steps"]} == {8}
-    rows = [row for row in curves(tmp_path / "run") if row["train/loss"]]
-    logged = [float(row["schedule/learning_rate"]) for row in rows]
+    directory = tmp_path / "run"
+    result = run(config, directory, watch)
+    expected = [max(0.003, 0.01 * 0.5 ** (step / 4)) for step in range(8)]
+    assert watch.rates == pytest.approx(expected)
+    assert result["planned_steps"] == 8
+    assert watch.lengths == {8}
+    logged = []
+    for row in curves(directory):
+        if row["train/loss"]:
+            logged.append(float(row["schedule/learning_rate"]))
     assert logged == pytest.approx([0.005, 0.003])
 
 
-def test_module_counts_the_steps_and_not_the_trainer(tiny: Tiny, tmp_path: Path) -> None:
-    """With ``max_steps`` of the Trainer, Lightning would count wrongly after resuming at the end of an epoch."""
-    for overrides, epochs in (
+@pytest.mark.parametrize(
+    ("overrides", "epochs"),
+    [
         (["trainer.max_epochs=3"], 3),
         (["trainer.max_epochs=3", "trainer.max_steps=6"], -1),
-    ):
-        config = tiny(*overrides)
-        trainer = build.build_trainer(config, tmp_path)
-        assert (trainer.max_epochs, trainer.max_steps) == (epochs, -1)
-        assert build.build_without_weights(config).max_steps == config.trainer.max_steps
+    ],
+)
+def test_module_counts_the_steps_and_not_the_trainer(
+    tiny: Tiny, tmp_path: Path, overrides: list[str], epochs: int
+) -> None:
+    """With ``max_steps`` of the Trainer, Lightning would count wrongly after resuming at the end of an epoch."""
+    config = tiny(*overrides)
+    trainer = build.build_trainer(config, tmp_path)
+    assert trainer.max_epochs == epochs
+    assert trainer.max_steps == -1
+    module = build.build_without_weights(config)
+    assert module.max_steps == config.trainer.max_steps
 
 
 def test_run_with_train_test_none_is_not_tested(tiny: Tiny, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
     config = tiny("train.test=none", "trainer.limit_train_batches=1", *NO_PICTURES)
-    result = train(config, tmp_path / "run")
-    assert (result["test"], result["weights_tested"]) == ({}, None)
+    result = train(config, directory)
+    assert result["test"] == {}
+    assert result["weights_tested"] is None
     overrides = ["seed=1", "routing.iterations=2"]
-    run = FinishedRun(result, tmp_path / "run", True, CHOSEN, overrides)
-    shown = summary(result, run.directory, CHOSEN, proposals(run))
+    finished = FinishedRun(result, directory, True, CHOSEN, overrides)
+    shown = summary(result, directory, CHOSEN, proposals(finished))
     assert "not tested" in shown
     assert "network     capsnet, routing dynamic\n" in shown
     assert shown.endswith("capsule-lab train seed=1 routing=uniform")
-    assert not any("analyse" in line for line in proposals(run._replace(has_weights=False)))
-    shown = summary(result, tmp_path / "run", CHOSEN)
+    without_weights = finished._replace(has_weights=False)
+    assert "analyse" not in " ".join(proposals(without_weights))
+    shown = summary(result, directory, CHOSEN)
     assert "try next" not in shown, "a run of a sweep proposes no commands"
 
 
@@ -446,65 +538,85 @@ def test_loss_that_is_not_finite_stops_the_run(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a checkpoint is saved at that step, and before the regular check of the guard."""
+    directory = tmp_path / "run"
     callbacks = ["callbacks.last.every_minutes=0", "+callbacks.guard.every_n_steps=5"]
+    config = tiny(*callbacks, *NO_PICTURES)
     seen: list[int] = []
     monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(6, seen))
     message = "the margin term of the loss is nan at step 7"
     with pytest.raises(NonFiniteError, match=f"{message}; try a smaller"):
-        train(tiny(*callbacks, *NO_PICTURES), tmp_path / "run")
+        train(config, directory)
     assert max(seen) == 6
-    assert not (tmp_path / "run" / "metrics.json").exists()
-    failure = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert not (directory / "metrics.json").exists()
+    failure = read_json(directory, "status.json")
     assert failure["error"].startswith(message)
-    assert checkpoint(tmp_path / "run")["global_step"] == 6
-    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+    assert checkpoint(directory)["global_step"] == 6
+    for value in weights(directory).values():
+        assert value.isfinite().all()
 
 
 def test_test_with_nan_is_an_error_and_writes_no_result(a_copy: Path, tiny: Tiny) -> None:
     path = a_copy / "checkpoints" / "best.ckpt"
     content = torch.load(path, weights_only=True)
-    content["state_dict"]["network.conv.weight"].fill_(torch.nan)
+    weight = content["state_dict"]["network.conv.weight"]
+    weight.fill_(torch.nan)
     torch.save(content, path)
+    config = tiny("train.resume=true", *NO_PICTURES)
     message = r"^the test of \S+/best\.ckpt gives .*loss nan.*; expected finite numbers"
     with pytest.raises(RunError, match=message):
-        train(tiny("train.resume=true", *NO_PICTURES), a_copy)
+        train(config, a_copy)
     assert not (a_copy / "metrics.json").exists()
-    assert "gives" in json.loads((a_copy / "status.json").read_text())["error"]
+    failure = read_json(a_copy, "status.json")
+    assert "gives" in failure["error"]
 
 
 def test_smoke_run_of_the_command_line(cli: Cli, tmp_path: Path) -> None:
     """The same command with ``train.resume=true`` then has nothing to resume."""
+    runs_folder = tmp_path / "runs"
     command_line = [*TINY_CAPSNET, "debug=smoke", "trainer.accelerator=cpu"]
     ended = cli("train", *command_line)
     assert (ended.status, ended.err) == (0, "")
-    (directory,) = (tmp_path / "runs").iterdir()
-    result = json.loads((directory / "metrics.json").read_text())
+    (directory,) = runs_folder.iterdir()
+    result = read_json(directory)
     assert result["steps"] == 2
     assert result["test"]["error"] >= 0
     assert (directory / "figures" / "test_confusion.png").is_file()
     assert "test error" in ended.out
     assert f"run         runs/{directory.name}" in ended.out
 
-    before = contents(tmp_path / "runs")
+    before = contents(runs_folder)
     again = cli("train", *command_line, "train.resume=true")
     assert again.status == 0
     assert f"{directory} has finished, there is nothing to resume" in again.out
-    assert contents(tmp_path / "runs") == before
+    assert contents(runs_folder) == before
 
 
 @pytest.mark.whole
 def test_overfit_reaches_an_error_of_0(tmp_path: Path) -> None:
-    wider = ["model.channels=8", "model.primary.types=4", "model.class_dim=8", "model.decoder=[8]"]
-    rate = ["schedule=constant", "schedule.learning_rate.value=0.01", "trainer.accelerator=cpu"]
-    train(compose("train", [*wider, *rate, "debug=overfit", *NO_PICTURES]), tmp_path / "run")
-    last = [row for row in curves(tmp_path / "run") if row["train/error"]][-1]
-    assert (last["step"], float(last["train/error"])) == ("59", 0)
+    directory = tmp_path / "run"
+    overrides = [
+        "model.channels=8",
+        "model.primary.types=4",
+        "model.class_dim=8",
+        "model.decoder=[8]",
+        "schedule=constant",
+        "schedule.learning_rate.value=0.01",
+        "trainer.accelerator=cpu",
+        "debug=overfit",
+        *NO_PICTURES,
+    ]
+    train(compose("train", overrides), directory)
+    trained_rows = [row for row in curves(directory) if row["train/error"]]
+    last = trained_rows[-1]
+    assert last["step"] == "59"
+    assert float(last["train/error"]) == 0
 
 
 @pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:The PyTorch Profiler default schedule")
 @pytest.mark.filterwarnings("ignore:Profiler clears events at the end of each cycle")
 def test_debug_profile_writes_a_table(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
     overrides = [
         "debug=profile",
         *TINY_CAPSNET,
@@ -512,8 +624,9 @@ def test_debug_profile_writes_a_table(tmp_path: Path) -> None:
         "data.batch_size=8",
         *NO_PICTURES,
     ]
-    assert train(compose("train", overrides), tmp_path / "run")["steps"] == 12
-    (table,) = (tmp_path / "run").glob("*profile*.txt")
+    result = train(compose("train", overrides), directory)
+    assert result["steps"] == 12
+    (table,) = directory.glob("*profile*.txt")
     assert "Self CPU" in table.read_text()
 
 
@@ -521,37 +634,49 @@ def test_debug_profile_writes_a_table(tmp_path: Path) -> None:
 def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    result = train(tiny("logger=tensorboard", "trainer.max_epochs=1"), tmp_path / "run")
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    directory = tmp_path / "run"
+    result = train(tiny("logger=tensorboard", "trainer.max_epochs=1"), directory)
+    events = EventAccumulator(str(directory / "tensorboard"))
     events.Reload()
-    scalars = set(events.Tags()["scalars"])
-    images = set(events.Tags()["images"])
-    assert {"train/loss", "val/error", "val/coupling_entropy", "test/error"} <= scalars
-    assert {"val/reconstructions", "val/confusion", "test/confusion"} <= images
-    assert events.Scalars("val/error")[-1].value == pytest.approx(result["val"]["error"])
+    tags = events.Tags()
+    scalars = {"train/loss", "val/error", "val/coupling_entropy", "test/error"}
+    pictures = {"val/reconstructions", "val/confusion", "test/confusion"}
+    assert scalars <= {*tags["scalars"]}
+    assert pictures <= {*tags["images"]}
+    last_error = events.Scalars("val/error")[-1].value
+    assert last_error == pytest.approx(result["val"]["error"])
     for split in ("val", "test"):
         (scalar,) = events.Scalars(f"{split}/error")
         (picture,) = events.Images(f"{split}/confusion")
         assert scalar.step == picture.step
-    assert [event.step for event in events.Scalars("train/loss_step")] == [2]
-    assert len(curves(tmp_path / "run")) == 4
+    (loss,) = events.Scalars("train/loss_step")
+    assert loss.step == 2
+    assert len(curves(directory)) == 4
 
 
 def test_ctrl_c_saves_a_checkpoint_and_prints_the_command_to_continue(
     cli: Cli, tmp_path: Path
 ) -> None:
-    sender = f"+callbacks.sender={{_target_: tests.helpers.training.SignalAt, step: 6, signum: {signal.SIGINT.value}}}"
-    overrides = [*TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES, sender]
+    directory = tmp_path / "run"
+    signum = signal.SIGINT.value
+    sender = f"{{_target_: tests.helpers.training.SignalAt, step: 6, signum: {signum}}}"
+    overrides = [
+        *TINY,
+        "trainer.max_epochs=100000",
+        "train.directory=run",
+        *NO_PICTURES,
+        f"+callbacks.sender={sender}",
+    ]
     ended = cli("train", *overrides)
-    assert ended.status == 128 + signal.SIGINT
+    assert ended.status == 128 + signum
     assert "SIGINT: stopping after this step" in ended.out
     stopped, _, continued = ended.err.partition("; to continue exactly: ")
-    saved = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    saved = directory / "checkpoints" / "last.ckpt"
     assert stopped == f"capsule_lab: stopped by SIGINT at step 6, saved in {saved}"
-    assert checkpoint(tmp_path / "run")["global_step"] == 6
+    assert checkpoint(directory)["global_step"] == 6
     expected = ["capsule-lab", "train", *overrides, "train.resume=true"]
     assert shlex.split(continued) == expected
-    assert not (tmp_path / "run" / "metrics.json").exists()
+    assert not (directory / "metrics.json").exists()
 
 
 EM_CAPS = ["model=em_caps", "model.primary.types=4", "model.stem=[[8,5,2],[8,3,2]]"]
@@ -571,53 +696,77 @@ WHOLE_STEP = [
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("model", "images", "steps"),
-    [(TINY_CAPSNET, 128, 4), (EM_CAPS, 32, 16), (WHOLE_STEP, 16, 16)],
-    ids=["capsnet", "em_caps", "whole step"],
+    [
+        pytest.param(TINY_CAPSNET, 128, 4, id="capsnet"),
+        pytest.param(EM_CAPS, 32, 16, id="em_caps"),
+        pytest.param(WHOLE_STEP, 16, 16, id="whole step"),
+    ],
 )
 def test_two_processes_train_like_one(
     model: list[str], images: int, steps: int, tiny: Tiny, tmp_path: Path
 ) -> None:
     """``images`` is the number of images in a batch of both processes together."""
     options = ["trainer.precision=32-true", "trainer.limit_val_batches=null", *NO_PICTURES]
-    two = [
+    overrides = [
+        *model,
+        *TINY_DATA,
+        "trainer.max_epochs=2",
+        *options,
         "trainer.devices=2",
         "trainer.strategy=ddp",
         f"data.batch_size={images // 2}",
         "train.directory=two",
     ]
-    overrides = [*model, *TINY_DATA, "trainer.max_epochs=2", *options, *two]
     ended = python("-m", "capsule_lab", "train", *overrides, cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert ended.out.count("test error") == 1
     of_a_step = 2 * images if model is WHOLE_STEP else images
     processes = f"2 processes, data.batch_size={images // 2}, "
     assert f"a step has {of_a_step} images: {processes}" in ended.out
-    assert [path.parent.name for path in tmp_path.rglob("metrics.json")] == ["two"]
+    directory = tmp_path / "two"
+    assert [*tmp_path.rglob("metrics.json")] == [directory / "metrics.json"]
 
-    one = train(tiny(*options, f"data.batch_size={images}", model=model), tmp_path / "one")
-    result = json.loads((tmp_path / "two" / "metrics.json").read_text())
-    assert result["steps"] == one["steps"] == steps
-    assert result["test"]["error"] == one["test"]["error"]
-    assert result["val"] == pytest.approx(one["val"], rel=1e-4)
-    assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), atol=1e-4)
+    config = tiny(*options, f"data.batch_size={images}", model=model)
+    one = train(config, tmp_path / "one")
+    two = read_json(directory)
+    assert one["steps"] == steps
+    assert two["steps"] == steps
+    assert two["test"]["error"] == one["test"]["error"]
+    assert two["val"] == pytest.approx(one["val"], rel=1e-4)
+    assert_close(weights(directory), weights(tmp_path / "one"), atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("handlers", "expected"),
+    [
+        ([], "shown\n"),
+        ([logging.NullHandler()], ""),
+    ],
+)
 def test_log_is_printed_without_a_handler(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    handlers: list[logging.Handler],
+    expected: str,
 ) -> None:
-    root, own = logging.getLogger(), logging.getLogger("capsule_lab.commands.train")
+    def log_a_line(_: Training) -> dict[str, Any]:
+        logging.getLogger("capsule_lab.commands.train").info("shown")
+        return {}
+
     monkeypatch.setattr(Training, "__init__", lambda *_: None)
-    monkeypatch.setattr(Training, "run", lambda _: own.info("shown") or {})
-    for handlers, expected in (([], "shown\n"), ([logging.NullHandler()], "")):
-        monkeypatch.setattr(root, "handlers", [*handlers])
-        train(compose("train", TINY), Path("run"))
-        assert capsys.readouterr().out == expected
-        assert root.handlers == handlers
+    monkeypatch.setattr(Training, "run", log_a_line)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [*handlers])
+    train(compose("train", TINY), Path("run"))
+    assert capsys.readouterr().out == expected
+    assert root.handlers == handlers
 
 
 def test_summary_prints_markup_in_names_literally(trained: Trained) -> None:
     name = "mine [bold]x[/] [/b] ["
-    result = {**trained.result, "provenance": {**trained.result["provenance"], "name": name}}
-    shown = Text.from_markup(summary(result, Path("runs/[/b] [red]"), CHOSEN)).plain
+    provenance = {**trained.result["provenance"], "name": name}
+    result = {**trained.result, "provenance": provenance}
+    markup = summary(result, Path("runs/[/b] [red]"), CHOSEN)
+    shown = Text.from_markup(markup).plain
     assert name in shown
     assert "run         runs/[/b] [red]" in shown

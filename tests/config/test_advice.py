@@ -33,24 +33,20 @@ NO_OPTION = ("null", "none")
 
 def texts(file: Path) -> Iterator[str]:
     """The text constants of a file; the parts of an f-string are joined, with ``…`` for its values."""
-    tree = ast.parse(file.read_text())
-    inside = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in node.values
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(
-                part.value if isinstance(part, ast.Constant) else "…" for part in node.values
-            )
-        elif (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and id(node) not in inside
-        ):
+    nodes = [*ast.walk(ast.parse(file.read_text()))]
+    joined = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+    parts_of_joined = set()
+    for node in joined:
+        parts_of_joined.update(map(id, node.values))
+        yield "".join(map(text_of, node.values))
+    for node in nodes:
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in parts_of_joined:
             yield node.value
+
+
+def text_of(part: ast.expr) -> str:
+    return str(part.value) if isinstance(part, ast.Constant) else "…"
 
 
 def keys_of(node: Any, prefix: str) -> Iterator[str]:
@@ -59,25 +55,27 @@ def keys_of(node: Any, prefix: str) -> Iterator[str]:
         return
     target = node.get("_target_")
     if isinstance(target, str) and "${" not in target:
-        yield from (f"{prefix}.{name}" for name in arguments_of(get_object(target)) or ())
+        arguments = arguments_of(get_object(target)) or ()
+        yield from (f"{prefix}.{name}" for name in arguments)
     for name, value in node.items():
-        yield f"{prefix}.{name}"
-        yield from keys_of(value, f"{prefix}.{name}")
+        key = f"{prefix}.{name}"
+        yield key
+        yield from keys_of(value, key)
 
 
 @functools.cache
 def known_keys() -> frozenset[str]:
-    found = {key for command in names() for key in load(command).own_options}
+    found = set[str]()
+    for command in names():
+        found.update(load(command).own_options)
     for group in groups():
         for option in function_options(group).values():
-            found |= {f"{group}.{name}" for name in option.defaults}
+            found.update(f"{group}.{name}" for name in option.defaults)
         for file in option_files(group).values():
             content = OmegaConf.to_container(OmegaConf.load(file))
             is_global = "@package _global_" in file.read_text()
-            found |= {
-                key.removeprefix("global.")
-                for key in keys_of(content, "global" if is_global else group)
-            }
+            for key in keys_of(content, "global" if is_global else group):
+                found.add(key.removeprefix("global."))
     return frozenset(found)
 
 
@@ -87,12 +85,10 @@ def known_keys() -> frozenset[str]:
 def test_options_and_keys_in_texts_exist(file: Path) -> None:
     wrong = []
     for text in texts(file):
-        for group, option in OPTION.findall(text):
-            wrong += [
-                f"{group}={each}"
-                for each in option.split(",")
-                if each and each not in known_options(group)
-            ]
+        for group, options in OPTION.findall(text):
+            for option in options.split(","):
+                if option and option not in known_options(group):
+                    wrong.append(f"{group}={option}")
         wrong += [key for key in KEY.findall(text) if key not in known_keys()]
     assert wrong == []
 
@@ -104,28 +100,31 @@ def known_options(group: str) -> frozenset[str]:
 
 def test_wrong_advice_would_be_found() -> None:
     assert "first" not in known_options("data")
-    assert {
+    existing = {
         "data.test_share",
         "data.fit",
         "trainer.max_steps",
         "train.directory",
         "module.compile",
-    } <= known_keys()
-    assert {
         "schedule.learning_rate.peak",
         "callbacks.best.monitor",
         "routing.iterations",
-    } <= known_keys()
-    assert not {"data.tests_share", "schedule.learning_rate.lr"} & known_keys()
-    assert KEY.findall("set data.tests_share=1 or model.x.y=…") == ["data.tests_share", "model.x.y"]
+    }
+    misspelt = {"data.tests_share", "schedule.learning_rate.lr"}
+    assert existing <= known_keys()
+    assert misspelt.isdisjoint(known_keys())
+    advice = "set data.tests_share=1 or model.x.y=…"
+    assert KEY.findall(advice) == ["data.tests_share", "model.x.y"]
 
 
 def advised(message: str, words: str) -> Iterator[dict[str, str]]:
     """The values that each alternative of a message recommends, unless the arguments have them."""
+    given = words.split()
     _, _, advice = message.partition("; ")
     for alternative in re.split(r",? or |; |: ", advice):
         found = dict(ADVICE.findall(alternative))
-        if found and not any(f"{key}={value}" in words.split() for key, value in found.items()):
+        arguments = {f"{key}={value}" for key, value in found.items()}
+        if arguments and arguments.isdisjoint(given):
             yield found
 
 
@@ -135,9 +134,11 @@ def followed(words: str, message: str, advice: dict[str, str]) -> str:
     for word in words.split():
         key, pair, _ = word.partition("=")
         is_wrong = not pair or message.startswith(f"{key} is ")
-        if not is_wrong and not any(f"{key}.".startswith(f"{new}.") for new in advice):
+        is_replaced = any(f"{key}.".startswith(f"{new}.") for new in advice)
+        if not is_wrong and not is_replaced:
             kept.append(word)
-    return " ".join([*kept, *(f"{key}={value}" for key, value in advice.items())])
+    new_arguments = [f"{key}={value}" for key, value in advice.items()]
+    return " ".join([*kept, *new_arguments])
 
 
 @pytest.mark.whole
@@ -147,11 +148,13 @@ def followed(words: str, message: str, advice: dict[str, str]) -> str:
 def test_advice_of_a_message_is_accepted(tmp_path: Path, table: str) -> None:
     """With what a message recommends, the same message does not come again, nor one about this key."""
     build.quiet_lightning_logs()
+    directory = tmp_path / "run"
     wrong = []
     for words in TABLES[table]:
-        message = None if "{" in words else message_for(words, tmp_path / "run")
+        message = None if "{" in words else message_for(words, directory)
         for advice in advised(message or "", words):
-            after = message_for(followed(words, message, advice), tmp_path / "run")
+            new_words = followed(words, message, advice)
+            after = message_for(new_words, directory)
             if after is not None and (after == message or after.startswith(tuple(advice))):
-                wrong.append(f"{words}: {message} -> {followed(words, message, advice)}: {after}")
+                wrong.append(f"{words}: {message} -> {new_words}: {after}")
     assert not wrong, "\n".join(wrong)

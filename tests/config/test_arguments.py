@@ -18,63 +18,99 @@ from tests.helpers.messages import one_sentence
 MINE = ROOT / "tests" / "templates" / "my_routing" / "conf"
 
 
-def test_arguments_are_converted_to_those_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (
+            "train logger=null callbacks=none routing=null",
+            "logger=none callbacks=none routing=none",
+        ),
+        ("train experiment=null debug=none seed=1", "seed=1"),
+        ("evaluate data=null ckpt=x", "ckpt=x"),
+        ("train seed=0,1 -m ~logger", "-m seed=0,1 ~logger"),
+        ("train a=1 --cfg job b=2", "--cfg job a=1 b=2"),
+        ("train --config-dir=x model.decoder=null", "--config-dir=x model.decoder=null"),
+        ("evaluate ckpt=~/r", "ckpt='/home/me/r'"),
+        ("evaluate +data.directory=$HOME/d", "+data.directory='/home/me/d'"),
+        ("train data.directory=a~b", "data.directory=a~b"),
+        ("evaluate data.path=x data.size=8 seed=1", "+data.path=x +data.size=8 seed=1"),
+        ("evaluate data.path=x data=folder", "data.path=x data=folder"),
+        ("evaluate data=null data.path=x +data.size=8", "+data.path=x +data.size=8"),
+        ("evaluate data.path=~/x -m", "-m +data.path='/home/me/x'"),
+    ],
+)
+def test_arguments_are_converted_to_those_of_hydra(
+    monkeypatch: pytest.MonkeyPatch, typed: str, expected: str
+) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    for typed, expected in {
-        "train logger=null callbacks=none routing=null": "logger=none callbacks=none routing=none",
-        "train experiment=null debug=none seed=1": "seed=1",
-        "evaluate data=null ckpt=x": "ckpt=x",
-        "train seed=0,1 -m ~logger": "-m seed=0,1 ~logger",
-        "train a=1 --cfg job b=2": "--cfg job a=1 b=2",
-        "train --config-dir=x model.decoder=null": "--config-dir=x model.decoder=null",
-        "evaluate ckpt=~/r +data.directory=$HOME/d": "ckpt='/home/me/r' +data.directory='/home/me/d'",
-        "train data.directory=a~b": "data.directory=a~b",
-        "evaluate data.path=x data.size=8 seed=1": "+data.path=x +data.size=8 seed=1",
-        "evaluate data.path=x data=folder": "data.path=x data=folder",
-        "evaluate data=null data.path=x +data.size=8": "+data.path=x +data.size=8",
-        "evaluate data.path=~/x -m": "-m +data.path='/home/me/x'",
-    }.items():
-        command, *arguments = typed.split()
-        assert prepared(arguments, load(command)) == expected.split()
+    command, *arguments = typed.split()
+    assert prepared(arguments, load(command)) == expected.split()
 
 
-def test_as_argument_quotes_any_path() -> None:
-    for path in ("runs/a-1", "a b", "späces 日本/läuf 1", "it's", "a=b,c", "$x[1]", 'q"q', "~"):
-        (word,) = shlex.split(as_argument("ckpt", path))
-        assert OverridesParser.create().parse_override(word).value() == path
+@pytest.mark.parametrize(
+    "path",
+    [
+        "runs/a-1",
+        "a b",
+        "späces 日本/läuf 1",
+        "it's",
+        "a=b,c",
+        "$x[1]",
+        'q"q',
+        "~",
+    ],
+)
+def test_as_argument_quotes_any_path(path: str) -> None:
+    (word,) = shlex.split(as_argument("ckpt", path))
+    override = OverridesParser.create().parse_override(word)
+    assert override.value() == path
 
 
 def test_own_folder_is_searched_by_compose(tmp_path: Path) -> None:
-    named = Path(shutil.copytree(MINE, tmp_path / "my own ünd"))
-    for words in (
+    named = tmp_path / "my own ünd"
+    shutil.copytree(MINE, named)
+    for arguments in (
         [f"--config-dir={named}"],
         ["-cd", str(named)],
         [f"hydra.searchpath=[file://{named},'pkg://torch']"],
     ):
-        with searching(own_folders(words)):
-            assert compose("train", ["routing=mine"]).routing.sharpness == 1.0
+        with searching(own_folders(arguments)):
+            config = compose("train", ["routing=mine"])
+        assert config.routing.sharpness == 1.0
 
 
-def test_own_folder_is_searched_by_tables_hints_and_the_list(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+TABLE = """\
+paper: mine
+seeds: [0]
+rows: [{name: mine, overrides: [routing=mine, data.source=standin]}]
+"""
+
+
+def test_own_folder_is_searched_by_tables_and_hints(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given = ["--config-dir", str(MINE)]
     monkeypatch.syspath_prepend(MINE.parent)
-    row = "{name: mine, overrides: [routing=mine, data.source=standin]}"
-    (tmp_path / "own.yaml").write_text(f"paper: mine\nseeds: [0]\nrows: [{row}]\n")
+    (tmp_path / "own.yaml").write_text(TABLE)
     planned = cli("sweep", *given, "table=own.yaml", "dry_run=true")
     assert planned.status == 0, planned.err
-    assert f" seed=0 'hydra.searchpath=[{MINE.as_uri()}]'\n" in planned.out, (
-        "the command works as it is printed"
-    )
+    search = f" seed=0 'hydra.searchpath=[{MINE.as_uri()}]'\n"
+    assert search in planned.out, "the command works as it is printed"
     assert cli("report", *given, "table=own.yaml").status == 0
-    assert "did you mean mine?" in one_sentence(cli("train", *given, "routing=mien"))
-    assert "did you mean routing.sharpness?" in one_sentence(
-        cli("train", *given, "routing=mine", "routing.sharpnes=2")
-    )
+    refused = one_sentence(cli("train", *given, "routing=mien"))
+    assert "did you mean mine?" in refused
+    refused = one_sentence(cli("train", *given, "routing=mine", "routing.sharpnes=2"))
+    assert "did you mean routing.sharpness?" in refused
     assert search_path() == []
     assert "mine" not in options_of("routing")
-    monkeypatch.setattr("sys.argv", ["capsule-lab", *given])
-    capsys.readouterr()
+
+
+def test_own_folder_is_searched_by_the_overview(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(MINE.parent)
+    monkeypatch.setattr("sys.argv", ["capsule-lab", "--config-dir", str(MINE)])
     overview.main()
-    assert "Routing by the cosines of votes and poses" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Routing by the cosines of votes and poses" in printed
+    assert search_path() == []

@@ -30,66 +30,83 @@ class Typed(Base):
 
 def message_for(**options: Any) -> str | None:
     """The error message for options of ``Typed``; ``None`` if they are valid."""
+    config = OmegaConf.create({"mine": {"_target_": f"{__name__}.Typed", **options}})
     try:
-        check(OmegaConf.create({"mine": {"_target_": f"{__name__}.Typed", **options}}))
+        check(config)
     except ConfigError as error:
         return str(error)
     return None
 
 
-def test_values_are_checked_against_annotations() -> None:
-    assert message_for(flag=True, sizes=[1, 2], kind="a", pair=[1, 0.5], anything="x") is None
-    assert message_for(sizes=[], whole=2, share=1, name=None) is None
-    assert message_for(share=None, name="3") is None
-    wrong: dict[str, list[tuple[Any, str]]] = {
-        "flag": [(1, "1; expected true or false"), ([True], "[True]; expected true or false")],
-        "whole": [(True, "True; expected a whole number"), (2.0, "2.0; expected a whole number")],
-        "share": [
-            ("half", "half; expected a number or null"),
-            (float("inf"), "inf; expected a finite number"),
-        ],
-        "name": [(3, "3; expected text or null")],
-        "sizes": [
-            ("many", "many; expected a list of whole numbers or a whole number"),
-            ([1, "two"], "[1, 'two']; expected a list of whole numbers or a whole number"),
-        ],
-        "kind": [("c", "'c'; expected 'a' or 'b' or null"), (3, "3; expected 'a' or 'b' or null")],
-        "pair": [
-            ([1], "[1]; expected a list of 2 numbers"),
-            (3, "3; expected a list of 2 numbers"),
-        ],
-    }
-    for name, cases in wrong.items():
-        assert [message_for(**{name: value}) for value, _ in cases] == [
-            f"mine.{name} is {text}" for _, text in cases
-        ]
-    assert message_for(flags=True) == (
-        "mine.flags does not exist; did you mean mine.flag? Options: "
-        "mine.anything, mine.flag, mine.kind, mine.name, mine.pair, mine.share, mine.sizes, mine.whole"
-    )
+OPTIONS_OF_TYPED = ["anything", "flag", "kind", "name", "pair", "share", "sizes", "whole"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"flag": True, "sizes": [1, 2], "kind": "a", "pair": [1, 0.5], "anything": "x"},
+        {"sizes": [], "whole": 2, "share": 1, "name": None},
+        {"share": None, "name": "3"},
+    ],
+)
+def test_values_that_fit_their_annotations_are_accepted(options: dict[str, Any]) -> None:
+    assert message_for(**options) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("flag", 1, "1; expected true or false"),
+        ("flag", [True], "[True]; expected true or false"),
+        ("whole", True, "True; expected a whole number"),
+        ("whole", 2.0, "2.0; expected a whole number"),
+        ("share", "half", "half; expected a number or null"),
+        ("share", float("inf"), "inf; expected a finite number"),
+        ("name", 3, "3; expected text or null"),
+        ("sizes", "many", "many; expected a list of whole numbers or a whole number"),
+        ("sizes", [1, "two"], "[1, 'two']; expected a list of whole numbers or a whole number"),
+        ("kind", "c", "'c'; expected 'a' or 'b' or null"),
+        ("kind", 3, "3; expected 'a' or 'b' or null"),
+        ("pair", [1], "[1]; expected a list of 2 numbers"),
+        ("pair", 3, "3; expected a list of 2 numbers"),
+    ],
+)
+def test_values_are_checked_against_annotations(name: str, value: Any, message: str) -> None:
+    assert message_for(**{name: value}) == f"mine.{name} is {message}"
+
+
+def test_unknown_option_is_refused_with_those_that_exist() -> None:
+    options = ", ".join(f"mine.{name}" for name in OPTIONS_OF_TYPED)
+    expected = f"mine.flags does not exist; did you mean mine.flag? Options: {options}"
+    assert message_for(flags=True) == expected
 
 
 MODELS = ("capsnet", "em_caps", "cnn_baseline", "pair_autoencoder data=mnist_pairs")
 
 
+def is_plain(key: Any, value: object) -> bool:
+    return isinstance(value, bool | int | float | str) and not str(key).startswith("_")
+
+
+def check_one(target: str, key: str, value: Any) -> None:
+    check(OmegaConf.create({"mine": {"_target_": target, key: value}}))
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_every_option_of_every_part_is_checked(model: str) -> None:
     """A misspelt key is refused, and so is a mapping in place of any number, text or list."""
-    config = compose("train", [f"model={model.split()[0]}", *model.split()[1:]])
+    config = compose("train", f"model={model}".split())
     parts = {path: node for path, node in _targets(config) if "plugins" not in path}
     assert {"model", "data", "optimizer", "trainer", "callbacks.last"} <= parts.keys()
     for path, node in parts.items():
-        plain = [
-            key
-            for key in node
-            if isinstance(node[key], bool | int | float | str) and str(key)[0] != "_"
-        ]
+        target = node["_target_"]
+        plain = [key for key in node if is_plain(key, node[key])]
         for key in plain:
             with pytest.raises(ConfigError, match=rf"^mine\.{key}x does not exist; "):
-                check(OmegaConf.create({"mine": {"_target_": node["_target_"], f"{key}x": 1}}))
+                check_one(target, f"{key}x", 1)
             if f"{path}.{key}" not in WITHOUT_TYPE:
                 with pytest.raises(ConfigError, match=rf"^mine\.{key} is \{{'a': 1\}}; expected "):
-                    check(OmegaConf.create({"mine": {"_target_": node["_target_"], key: {"a": 1}}}))
+                    check_one(target, key, {"a": 1})
 
 
 WITHOUT_TYPE = {"trainer.max_time", "trainer.precision"}

@@ -23,7 +23,9 @@ from tests.helpers.messages import TABLES, message_for, one_sentence
 def fits(message: str | None, expected: str | None) -> bool:
     if message is None or expected is None:
         return message is expected
-    return expected[1:] in message if expected.startswith("…") else message.startswith(expected)
+    if expected.startswith("…"):
+        return expected[1:] in message
+    return message.startswith(expected)
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -31,27 +33,28 @@ def fits(message: str | None, expected: str | None) -> bool:
 @pytest.mark.parametrize("table", ["words", "options", "keys", "values", "parts"])
 def test_invalid_argument_is_refused_in_one_sentence(tmp_path: Path, table: str) -> None:
     build.quiet_lightning_logs()
-    messages = {words: message_for(words, tmp_path / "run") for words in TABLES[table]}
-    assert {
-        words: message
-        for words, message in messages.items()
-        if not fits(message, TABLES[table][words])
-    } == {}
+    wrong = {}
+    for words, expected in TABLES[table].items():
+        message = message_for(words, tmp_path / "run")
+        if not fits(message, expected):
+            wrong[words] = message
+    assert wrong == {}
     assert list(tmp_path.iterdir()) == []
 
 
 def test_compose_and_train_raise_the_same_messages(tmp_path: Path) -> None:
     from capsule_lab.commands.train import train
 
-    for override, message in (
+    for override, expected in (
         ("seed=-1", TABLES["values"]["seed=-1"]),
         ("modle=capsnet", TABLES["keys"]["modle=capsnet"]),
     ):
         with pytest.raises(ConfigError) as caught:
             compose("train", [override])
-        assert fits(str(caught.value), message)
+        assert fits(str(caught.value), expected)
+    config = compose("train", ["data.batch_size=abc"])
     with pytest.raises(ConfigError, match="expected a whole number"):
-        train(compose("train", ["data.batch_size=abc"]), tmp_path / "run")
+        train(config, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -60,17 +63,20 @@ def test_every_command_refuses_in_one_line_and_writes_nothing(
     cli: Cli, tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_network(monkeypatch)
-    (tmp_path / "file").write_text("in the way")
+    file = tmp_path / "file"
+    file.write_text("in the way")
     before = sorted(trained.directory.rglob("*"))
     wrong = {}
     for words, expected in TABLES["others"].items():
         command, *given = words.replace("RUN", str(trained.directory)).split()
-        message = one_sentence(cli(command, *(TINY if command == "train" else []), *given))
+        if command == "train":
+            given = [*TINY, *given]
+        message = one_sentence(cli(command, *given))
         if not fits(message, expected):
             wrong[words] = message
     assert wrong == {}
     assert sorted(trained.directory.rglob("*")) == before
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "file"]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
 
 
 @pytest.mark.whole
@@ -82,26 +88,38 @@ def test_traceback_is_shown_only_with_hydra_full_error(cli: Cli, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_user_message_covers_errors_of_the_machine_but_not_of_the_code() -> None:
+NO_SPACE = OSError(errno.ENOSPC, "No space left", "last.ckpt")
+
+
+NO_PERMISSION = PermissionError(errno.EACCES, "Permission denied")
+
+
+NO_MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+
+OF_LIGHTNING = ModuleNotFoundError("`psutil` is not installed")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (DataError("no such file"), "no such file"),
+        (NO_SPACE, "last.ckpt cannot be written or read: No space left"),
+        (NO_PERMISSION, "a file cannot be written or read: Permission denied"),
+        (NO_MEMORY, "not enough memory (Default"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x"), None),
+        (MisconfigurationException("SWA needs\n an integer"), "SWA needs an integer"),
+        (OF_LIGHTNING, "`psutil` is not installed"),
+        (ModuleNotFoundError("No module named 'x'", name="x"), None),
+        (ValueError("ours"), None),
+    ],
+    ids=repr,
+)
+def test_user_message_covers_errors_of_the_machine_but_not_of_the_code(
+    error: Exception, message: str | None
+) -> None:
     """Own errors keep their message; errors of disk and memory get one; bugs get none."""
-    for error, message in {
-        DataError("no such file"): "no such file",
-        OSError(
-            errno.ENOSPC, "No space left", "last.ckpt"
-        ): "last.ckpt cannot be written or read: No space left",
-        PermissionError(
-            errno.EACCES, "Permission denied"
-        ): "a file cannot be written or read: Permission denied",
-        RuntimeError("DefaultCPUAllocator: can't allocate memory"): "not enough memory (Default",
-        FileNotFoundError(errno.ENOENT, "No such file", "x"): None,
-        MisconfigurationException("SWA needs\n an integer"): "SWA needs an integer",
-        ModuleNotFoundError(
-            "`psutil` is not installed"
-        ): "`psutil` is not installed",  # raised by Lightning
-        ModuleNotFoundError("No module named 'x'", name="x"): None,
-        ValueError("ours"): None,
-    }.items():
-        assert fits(user_message(error), message), error
+    assert fits(user_message(error), message)
 
 
 def test_bugs_keep_their_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

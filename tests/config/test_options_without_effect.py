@@ -3,6 +3,7 @@
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -21,14 +22,18 @@ WEIGHTS = {"ckpt": "RUN", "run": "RUN", "images": "a.png", "out": "a.onnx", "nam
 
 
 def required(command: str) -> list[str]:
-    return [f"{option.key}={WEIGHTS[option.key]}" for option in load(command).required]
+    """The required options of a command, with the values above."""
+    keys = [option.key for option in load(command).required]
+    return [f"{key}={WEIGHTS[key]}" for key in keys]
 
 
 @pytest.mark.parametrize("command", OTHERS)
 @pytest.mark.parametrize("key", ["nonsense", "blend", "model.channels"])
 def test_unknown_key_is_refused(command: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{key.partition('.')[0]} does not exist; "):
-        compose(command, [*required(command), f"+{key}=max"])
+    overrides = [*required(command), f"+{key}=max"]
+    group, _, _ = key.partition(".")
+    with pytest.raises(ConfigError, match=rf"^{group} does not exist; "):
+        compose(command, overrides)
 
 
 @pytest.mark.parametrize("command", ["report", "sweep"])
@@ -42,90 +47,135 @@ def test_other_keys_of_a_table_are_checked_as_those_of_its_runs(cli: Cli, comman
 @pytest.mark.parametrize("command", OTHERS)
 def test_every_option_is_read_by_the_code_of_its_command(command: str) -> None:
     """A key that no code names has no effect."""
-    files = [Path(inspect.getfile(load(command).function))]
-    if load(command).measures:
+    declared = load(command)
+    files = [Path(inspect.getfile(declared.function))]
+    if declared.measures:
         files += (ROOT / "capsule_studies").glob("*.py")
         files.append(ROOT / "capsule_lab" / "commands" / "evaluate.py")
     code = "".join(file.read_text() for file in files)
     unread = []
-    for key in load(command).own_options:
-        if not re.search(rf"\b(?:config|options)\.{key}\b|[\"']{key}[\"']", code):
+    for key in declared.own_options:
+        use = rf"\b(?:config|options)\.{key}\b|[\"']{key}[\"']"
+        if not re.search(use, code):
             unread.append(key)
     assert command == "dataset" or unread == []
+
+
+OF_DATA = ["source", "directory"]
+
+
+KNOWN = {
+    "toynorb": ["directory", "size", "workers"],
+    "folder": ["path", "size", "workers", "source", "directory"],
+}
+"""The options of ``dataset`` that reach a data set, if they are not ``OF_DATA``."""
 
 
 @pytest.mark.parametrize(
     "name", whole_but(["toynorb", *options_of("data")], "toynorb", "folder", "mnist", "multimnist")
 )
 @pytest.mark.parametrize(
-    "option", ["path=there", "size=9", "workers=2", "source=standin", "directory=there"]
+    "option",
+    [
+        "path=there",
+        "size=9",
+        "workers=2",
+        "source=standin",
+        "directory=there",
+    ],
 )
 def test_option_of_dataset_reaches_its_data_set_or_is_refused(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, option: str
 ) -> None:
+    key, _, _ = option.partition("=")
     reached: list[str] = []
 
-    def built(training: OmegaConf) -> None:
+    def build_data(training: OmegaConf) -> None:
         reached.append(f"{key}={training.data[key]}")
         raise ConfigError("reached")
 
-    key, _, value = option.partition("=")
-    monkeypatch.setattr("capsule_lab.config.build.build_data", built)
-    monkeypatch.setattr(
-        "capsule_lab.commands.dataset._render",
-        lambda options: reached.append(f"{key}={getattr(options, key)}"),
-    )
-    known = {
-        "toynorb": ["directory", "size", "workers"],
-        "folder": ["path", "size", "workers", "source", "directory"],
-    }
+    def render(options: Any) -> None:
+        reached.append(f"{key}={getattr(options, key)}")
+
+    monkeypatch.setattr("capsule_lab.config.build.build_data", build_data)
+    monkeypatch.setattr("capsule_lab.commands.dataset._render", render)
     ended = cli("dataset", f"name={name}", option)
-    if key in known.get(name, ["source", "directory"]):
+    if key in KNOWN.get(name, OF_DATA):
         assert reached == [option], ended.err
     else:
         assert reached == []
-        message = (
-            f"{key}={value} has no effect with name={name}; leave it out: the options there are "
-        )
+        message = f"{option} has no effect with name={name}; leave it out: the options there are "
         assert one_sentence(ended).startswith(message)
 
 
 REFUSED = {
-    "export ckpt=RUN to=safetensors out=a reconstruction=true": "reconstruction=True has no effect with to=safetensors",
-    "report table=smoke power=0.9": "power=0.9 has no effect without difference=",
-    "evaluate ckpt=RUN seed=5": "seed=5 has no effect on the data of the training",
-    "evaluate ckpt=RUN trainer.limit_val_batches=1": "trainer.limit_val_batches is 1, which has no effect here",
-    "evaluate ckpt=RUN split=val trainer.limit_test_batches=1": "trainer.limit_test_batches is 1, which has no effect",
-    "evaluate ckpt=RUN +trainer.min_epochs=2": "trainer.min_epochs is 2, which has no effect here",
-    "evaluate ckpt=RUN +trainer.fast_dev_run=true": "trainer.fast_dev_run is True, which cannot be used here",
-    "analyse ckpt=RUN trainer.precision=bf16-mixed": "trainer.precision is bf16-mixed, which has no effect here",
-    "analyse ckpt=RUN untrained=false seed=5": "seed=5 has no effect on the data of the training",
-    "attack ckpt=RUN trainer.devices=2": "trainer.devices is 2, which has no effect here",
-    "attack ckpt=RUN seed=5": "seed=5 has no effect on the data of the training",
-    "attack ckpt=RUN attack=noise objective=margin": "objective=margin has no effect with attack=noise",
-    "attack ckpt=RUN attack=rotation couplings=equal": "couplings=equal has no effect with attack=rotation",
-    "attack ckpt=RUN attack=corruption source=RUN": "has no effect with attack=corruption, which uses no network",
-    "attack ckpt=RUN checks=false check_images=9": "check_images=9 has no effect without checks of this attack",
-    "attack ckpt=RUN attack=square baseline=RUN": "has no effect without checks of this attack",
-}
+    "export ckpt=RUN to=safetensors out=a reconstruction=true": (
+        "reconstruction=True has no effect with to=safetensors"
+    ),
+    "report table=smoke power=0.9": (
+        "power=0.9 has no effect without difference="
+    ),
+    "evaluate ckpt=RUN seed=5": (
+        "seed=5 has no effect on the data of the training"
+    ),
+    "evaluate ckpt=RUN trainer.limit_val_batches=1": (
+        "trainer.limit_val_batches is 1, which has no effect here"
+    ),
+    "evaluate ckpt=RUN split=val trainer.limit_test_batches=1": (
+        "trainer.limit_test_batches is 1, which has no effect"
+    ),
+    "evaluate ckpt=RUN +trainer.min_epochs=2": (
+        "trainer.min_epochs is 2, which has no effect here"
+    ),
+    "evaluate ckpt=RUN +trainer.fast_dev_run=true": (
+        "trainer.fast_dev_run is True, which cannot be used here"
+    ),
+    "analyse ckpt=RUN trainer.precision=bf16-mixed": (
+        "trainer.precision is bf16-mixed, which has no effect here"
+    ),
+    "analyse ckpt=RUN untrained=false seed=5": (
+        "seed=5 has no effect on the data of the training"
+    ),
+    "attack ckpt=RUN trainer.devices=2": (
+        "trainer.devices is 2, which has no effect here"
+    ),
+    "attack ckpt=RUN seed=5": (
+        "seed=5 has no effect on the data of the training"
+    ),
+    "attack ckpt=RUN attack=noise objective=margin": (
+        "objective=margin has no effect with attack=noise"
+    ),
+    "attack ckpt=RUN attack=rotation couplings=equal": (
+        "couplings=equal has no effect with attack=rotation"
+    ),
+    "attack ckpt=RUN attack=corruption source=RUN": (
+        "has no effect with attack=corruption, which uses no network"
+    ),
+    "attack ckpt=RUN checks=false check_images=9": (
+        "check_images=9 has no effect without checks of this attack"
+    ),
+    "attack ckpt=RUN attack=square baseline=RUN": (
+        "has no effect without checks of this attack"
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_option_without_effect_is_refused(cli: Cli, trained: Trained, words: str) -> None:
     command, *arguments = words.replace("RUN", str(trained.directory)).split()
-    assert REFUSED[words] in one_sentence(cli(command, *arguments))
+    message = one_sentence(cli(command, *arguments))
+    assert REFUSED[words] in message
 
 
 @pytest.mark.parametrize("command", measuring())
 def test_recorded_commands_have_no_option_without_effect(command: str, tmp_path: Path) -> None:
     """Only the Trainer's options: the others need the weights."""
     start = re.compile(rf"[. ]{command} ")
-    overrides = {
-        part
-        for record in records()
-        if start.search(record.command)
-        for part in record.command.split()
-    }
-    trainer = sorted(part for part in overrides if part.startswith("trainer."))
-    load(command).check(compose(command, [*required(command), *trainer]))
+    trainer_options = set()
+    for record in records():
+        if start.search(record.command):
+            words = record.command.split()
+            trainer_options |= {word for word in words if word.startswith("trainer.")}
+    config = compose(command, [*required(command), *sorted(trainer_options)])
+    load(command).check(config)
     assert "trainer" in default_options(command)

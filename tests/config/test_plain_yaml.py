@@ -14,11 +14,23 @@ from capsule_lab.tables.schema import Comparison
 
 
 def multiplied(levels: int, width: int, opening: str, closing: str, part: str) -> str:
-    """Lists or mappings of aliases of the level above."""
-    lines = [f"a0: &a0 {opening}{', '.join(part.format(k, 'x') for k in range(width))}{closing}"]
-    for level in range(1, levels):
-        aliases = ", ".join(part.format(k, f"*a{level - 1}") for k in range(width))
-        lines.append(f"a{level}: &a{level} {opening}{aliases}{closing}")
+    """Lists or mappings of aliases of the level above; ``part`` is one entry, by its number and its value."""
+    lines = []
+    value = "x"
+    for level in range(levels):
+        parts = [part.format(number, value) for number in range(width)]
+        content = ", ".join(parts)
+        lines.append(f"a{level}: &a{level} {opening}{content}{closing}")
+        value = f"*a{level}"
+    return "\n".join(lines)
+
+
+def merged(mappings: int, width: int) -> str:
+    """Mappings that merge the first one, each with a list of aliases of it."""
+    aliases = ", ".join(["*a"] * width)
+    lines = ["a: &a {k: x}"]
+    for number in range(mappings):
+        lines.append(f"a{number}: &a{number} {{<<: *a, j: [{aliases}]}}")
     return "\n".join(lines)
 
 
@@ -27,8 +39,7 @@ BOMBS = {
     "mappings": multiplied(10, 9, "{", "}", "k{0}: {1}"),
     "two levels": multiplied(2, 700, "[", "]", "{1}"),
     "long text": f"a: &a {'x' * 50_000}\nb: [*a, *a, *a, *a, *a]",
-    "merged": "a: &a {k: x}\n"
-    + "\n".join(f"a{n}: &a{n} {{<<: *a, j: [{', '.join(['*a'] * 900)}]}}" for n in range(90)),
+    "merged": merged(90, 900),
     "itself": "a: &a [*a]",
     "itself in a mapping": "a: &a {b: {c: *a}}",
     "unknown": "a: *b",
@@ -48,12 +59,21 @@ def test_file_that_expands_without_end_is_refused(name: str) -> None:
 
 
 ODD = {
-    "tag": "!!python/object/apply:os.mkdir [MARKER]", "path": "!!python/object/apply:pathlib.Path [a]",
-    "own tag": "!a b", "set": "!!set {a, b}", "binary": "!!binary aGk=", "time": "a: !!timestamp x",
-    "bool": "a: !!bool x", "int": "!!int x", "interpolation": "a: ${oc.env:HOME}",
-    "escaped": '"\\x24{oc.env:HOME}": 1', "two documents": "a: 1\n---\nb: 2", "two keys": "a: 1\na: 2",
-    "key of a list": "? [a]\n: b", "control": "a: \x00",
-}  # fmt: skip
+    "tag": "!!python/object/apply:os.mkdir [MARKER]",
+    "path": "!!python/object/apply:pathlib.Path [a]",
+    "own tag": "!a b",
+    "set": "!!set {a, b}",
+    "binary": "!!binary aGk=",
+    "time": "a: !!timestamp x",
+    "bool": "a: !!bool x",
+    "int": "!!int x",
+    "interpolation": "a: ${oc.env:HOME}",
+    "escaped": '"\\x24{oc.env:HOME}": 1',
+    "two documents": "a: 1\n---\nb: 2",
+    "two keys": "a: 1\na: 2",
+    "key of a list": "? [a]\n: b",
+    "control": "a: \x00",
+}
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -65,19 +85,17 @@ def test_what_is_no_plain_value_is_refused(name: str) -> None:
 
 
 def test_aliases_in_measure_are_read() -> None:
-    assert plain_yaml.parse("a: &x [b, 1e-3]\nc: *x\nd: *x") == {
-        "a": ["b", 1e-3],
-        "c": ["b", 1e-3],
-        "d": ["b", 1e-3],
-    }
+    value = ["b", 1e-3]
+    parsed = plain_yaml.parse("a: &x [b, 1e-3]\nc: *x\nd: *x")
+    assert parsed == {"a": value, "c": value, "d": value}
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("file", sorted(sweeps_dir().glob("*.yaml")), ids=lambda file: file.stem)
 def test_tables_of_this_repository_are_far_below_the_limit(file: Path) -> None:
-    assert plain_yaml.parse(file.read_text() + "\n# " + "x" * 150_000) == plain_yaml.parse(
-        file.read_text()
-    )
+    text = file.read_text()
+    comment = "\n# " + "x" * 150_000
+    assert plain_yaml.parse(text + comment) == plain_yaml.parse(text)
 
 
 @pytest.mark.parametrize("name", BOMBS)

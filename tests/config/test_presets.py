@@ -1,6 +1,7 @@
 """Every preset says whether it is as in its paper, and commands show the ones that differ."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +11,21 @@ from capsule_lab.runs import directories
 from tests.helpers.commands import NO_PICTURES, TINY, Cli
 from tests.helpers.tables import call
 
-FILES = {
-    f"{group}={file.relative_to(conf_dir() / group).with_suffix('').as_posix()}": file
-    for group in ("model", "routing", "loss", "schedule", "experiment")
-    for file in sorted((conf_dir() / group).rglob("*.yaml"))
-}
+GROUPS = ("model", "routing", "loss", "schedule", "experiment")
+
+
+def files_of_presets() -> dict[str, Path]:
+    """The file of each preset, by ``group=option``."""
+    files = {}
+    for group in GROUPS:
+        folder = conf_dir() / group
+        for file in sorted(folder.rglob("*.yaml")):
+            option = file.relative_to(folder).with_suffix("").as_posix()
+            files[f"{group}={option}"] = file
+    return files
+
+
+FILES = files_of_presets()
 CHOICE = re.compile(r"(\w+)=([\w/]+)")
 FORM = re.compile(
     r"As in the (paper|authors' code)\b.*"
@@ -26,11 +37,10 @@ FORM = re.compile(
 
 @pytest.mark.parametrize("preset", FILES)
 def test_preset_says_whether_it_is_as_in_the_paper(preset: str) -> None:
-    sentence = presets.relation(head(FILES[preset]))
+    file = FILES[preset]
+    sentence = presets.relation(head(file))
     form = FORM.fullmatch(sentence)
-    assert form, (
-        f"{FILES[preset]} says {sentence!r}; expected a sentence of capsule_lab.config.presets"
-    )
+    assert form, f"{file} says {sentence!r}; expected a sentence of capsule_lab.config.presets"
     own = form[2] or form[3]
     if own and own != "not here":
         assert CHOICE.search(own)
@@ -42,21 +52,30 @@ def test_preset_says_whether_it_is_as_in_the_paper(preset: str) -> None:
 def test_summary_of_a_preset_remains_its_first_sentence() -> None:
     for name, file in FILES.items():
         comments = head(file)
-        assert presets.sentences(comments)[0] != presets.relation(comments), name
+        first = presets.sentences(comments)[0]
+        assert first != presets.relation(comments), name
 
 
 @pytest.mark.parametrize(
     ("comments", "expected"),
     [
-        (["A network.", "Differs from the paper: small; the paper's own: model=a."],
-         "differs from the paper: small; the paper's own: model=a"),
-        (["Of J. Hui. Differs from the paper:", "2.5 times as wide; the paper's own: not here. Slow.", "  more"],
-         "differs from the paper: 2.5 times as wide; the paper's own: not here"),
+        (
+            ["A network.", "Differs from the paper: small; the paper's own: model=a."],
+            "differs from the paper: small; the paper's own: model=a",
+        ),
+        (
+            [
+                "Of J. Hui. Differs from the paper:",
+                "2.5 times as wide; the paper's own: not here. Slow.",
+                "  more",
+            ],
+            "differs from the paper: 2.5 times as wide; the paper's own: not here",
+        ),
         (["A network. As in the paper."], ""),
         (["A network of somebody else."], ""),
         ([], ""),
     ],
-)  # fmt: skip
+)
 def test_difference_is_one_sentence_of_the_head(comments: list[str], expected: str) -> None:
     assert presets.differs(comments) == expected
 
@@ -77,12 +96,19 @@ def test_run_log_list_help_and_overview_name_the_papers_own(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    line = presets.differences({"model": "capsnet_slim"})[0]
+    (line,) = presets.differences({"model": "capsnet_slim"})
     assert line.endswith("; the paper's own: model=capsnet")
-    short = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", *NO_PICTURES]
-    assert f"\npaper       {line}\n" in cli("train", *TINY, *short, "model=capsnet_slim").out
-    (record,) = directories.root().glob("*/train.log")
-    assert f"{line}\n" in record.read_text()
+    overrides = [
+        *TINY,
+        "trainer.max_epochs=1",
+        "trainer.limit_train_batches=1",
+        *NO_PICTURES,
+        "model=capsnet_slim",
+    ]
+    assert f"\npaper       {line}\n" in cli("train", *overrides).out
+    (log,) = directories.root().glob("*/train.log")
+    assert f"{line}\n" in log.read_text()
     assert cli("list").out.splitlines()[-1] == line
     assert f"\n  {line}\n" in cli("train", "--help").out
-    assert line.removeprefix("model=capsnet_slim ") in call("", "--help").out
+    difference = line.removeprefix("model=capsnet_slim ")
+    assert difference in call("", "--help").out

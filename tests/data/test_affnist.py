@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
+from torch.testing import assert_close
 
 from capsule_lab.commands import compose
 from capsule_lab.commands.evaluate import evaluate_checkpoint
@@ -51,15 +53,20 @@ def of(*stages: str, source="standin", **options) -> AffNISTDataModule:
 
 
 @pytest.mark.parametrize(
-    ("eval_images", "expected"), [(None, (11_488, 359)), (100, (100, 100)), (500, (500, 359))]
+    ("eval_images", "size", "digits"),
+    [
+        (None, 11_488, 359),
+        (100, 100, 100),
+        (500, 500, 359),
+    ],
 )
-def test_test_set_has_32_versions_of_each_digit_or_eval_images(eval_images, expected):
+def test_test_set_has_32_versions_of_each_digit_or_eval_images(eval_images, size, digits):
     data = of("test", eval_images=eval_images, eval_batch_size=100)
-    data.setup("test")
     loader = data.test_dataloader()
-    batch = data.transform_batch(next(iter(loader)), "test")
-    assert len(loader.dataset) == expected[0]
-    assert data.provenance["test_images"] == f"{expected[0]} versions of {expected[1]} of 359"
+    stored = next(iter(loader))
+    batch = data.transform_batch(stored, "test")
+    assert len(loader.dataset) == size
+    assert data.provenance["test_images"] == f"{size} versions of {digits} of 359"
     assert batch.images.shape == (100, 1, 40, 40)
     assert batch.images.dtype == torch.float32
     assert 0.9 < batch.images.max() <= 1
@@ -72,21 +79,26 @@ def test_training_and_validation_images_are_not_transformed():
         batch = data.dataset(name)[torch.arange(50), 0]
         images = data.transform_batch(batch, name).images
         ink = batch.images.float().sum((1, 2, 3)) / 255
-        torch.testing.assert_close(images.sum((1, 2, 3)), ink)
+        assert_close(images.sum((1, 2, 3)), ink)
         assert batch.factors is None
 
 
 @pytest.mark.parametrize(
     ("stage", "digits", "made", "is_same"),
-    [("test", "test", "test", True), ("fit", "val", "affine", False)],
+    [
+        ("test", "test", "test", True),
+        ("fit", "val", "affine", False),
+    ],
 )
 def test_synthetic_test_set_does_not_depend_on_the_seed(stage, digits, made, is_same):
-    one = of(stage, affine_validation=True, eval_images=60, seed=0)
-    other = of(stage, affine_validation=True, eval_images=60, seed=1)
+    options = {"affine_validation": True, "eval_images": 60}
+    one = of(stage, seed=0, **options)
+    other = of(stage, seed=1, **options)
     other.sets[digits] = one.sets[digits]  # the seed also draws which 60 digits are transformed
     index = torch.arange(60)
     images = one.dataset(made)[index, 0].images
-    assert images.equal(other.dataset(made)[index, 0].images) is is_same
+    other_images = other.dataset(made)[index, 0].images
+    assert images.equal(other_images) is is_same
 
 
 def test_affine_validation_uses_the_validation_digits():
@@ -100,9 +112,12 @@ def test_affine_validation_uses_the_validation_digits():
     assert "test" not in data.sets
     facts = data.provenance["affine_validation"]
     assert facts["name"] == "synthetic affNIST made from the validation digits"
-    without = of("fit")
-    assert not isinstance(without.val_dataloader(), list)
-    assert "affine_validation" not in without.provenance
+
+
+def test_without_affine_validation_there_is_one_validation_set():
+    data = of("fit")
+    assert not isinstance(data.val_dataloader(), list)
+    assert "affine_validation" not in data.provenance
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
@@ -110,10 +125,10 @@ def test_real_test_images_are_read_exactly(both, source):
     data = of("test", source=source, directory=str(both), eval_batch_size=320)
     (stored,) = data.test_dataloader()
     batch = data.transform_batch(stored, "test")
-    np.testing.assert_array_equal(stored.images[:, 0].numpy(), IMAGES)
-    torch.testing.assert_close(batch.images, stored.images / 255)
-    np.testing.assert_array_equal(batch.labels.numpy(), LABELS)
-    np.testing.assert_array_equal(batch.factors.numpy(), TRANSFORMS.astype(np.float32))
+    assert_array_equal(stored.images[:, 0], IMAGES)
+    assert_close(batch.images, stored.images / 255)
+    assert_array_equal(batch.labels, LABELS)
+    assert_array_equal(batch.factors, TRANSFORMS.astype(np.float32))
     assert data.provenance == {
         "source": "real",
         "name": "real MNIST, placed on 40x40; tested on real affNIST",
@@ -128,25 +143,28 @@ def test_real_digits_without_affnist_count_as_stand_in(real, caplog):
         data = of("fit", "test", source="auto", directory=str(real))
     (message,) = caplog.messages
     reason = f"affNIST is not in {real / 'affNIST'} and the download"
+    instead = "train on real MNIST and test on synthetic affNIST made from its test digits"
     assert message.startswith(f"STAND-IN DATA, not the real set: {reason}")
     assert "no network in tests" in message
-    assert "train on real MNIST and test on synthetic affNIST made from its test digits" in message
-    assert data.provenance["source"] == "standin"
+    assert instead in message
+    assert sorted(path.name for path in real.iterdir()) == ["MNIST"]
+
+    provenance = data.provenance
     name = "synthetic affNIST made from real MNIST's test digits"
-    assert data.provenance["name"] == f"real MNIST, placed on 40x40; tested on {name}"
-    assert data.provenance["md5"] == MNISTFiles.checksums
-    assert data.provenance["affnist"] == {
+    assert provenance["source"] == "standin"
+    assert provenance["name"] == f"real MNIST, placed on 40x40; tested on {name}"
+    assert provenance["md5"] == MNISTFiles.checksums
+    assert provenance["affnist"] == {
         "name": name,
         "generator": "capsule_lab.data.standins.affnist",
         "version": 1,
         "seed": 0,
     }
+
     training = ARRAYS["train-images-idx3-ubyte"]
-    first = len(training) // 6  # those before it are for validation
-    train, test = data.sets["train"].images, data.sets["test"].images
-    np.testing.assert_array_equal(train[:, 0].numpy(), training[first:])
-    np.testing.assert_array_equal(test[:, 0].numpy(), ARRAYS["t10k-images-idx3-ubyte"])
-    assert sorted(path.name for path in real.iterdir()) == ["MNIST"]
+    for_validation = len(training) // 6
+    assert_array_equal(data.sets["train"].images[:, 0], training[for_validation:])
+    assert_array_equal(data.sets["test"].images[:, 0], ARRAYS["t10k-images-idx3-ubyte"])
 
 
 @pytest.mark.parametrize(("source", "mnist"), [("auto", False), ("standin", True)])
@@ -156,11 +174,13 @@ def test_all_images_are_stand_ins_without_real_digits(both, source, mnist, caplo
     data = of("fit", "test", source=source, directory=str(both), affine_validation=True)
     levels = [record.levelno for record in caplog.records]
     assert levels.count(logging.WARNING) == 1
-    assert data.provenance["source"] == "standin"
+    provenance = data.provenance
     name = "synthetic affNIST made from the stand-in's test digits"
-    assert data.provenance["name"] == f"{STANDIN_NAME}, placed on 40x40; tested on {name}"
-    assert data.sets["test"].images.equal(standin_digits(train=False).images)
-    assert json.loads(json.dumps(data.provenance)) == data.provenance
+    assert provenance["source"] == "standin"
+    assert provenance["name"] == f"{STANDIN_NAME}, placed on 40x40; tested on {name}"
+    assert json.loads(json.dumps(provenance)) == provenance
+    digits = standin_digits(train=False)
+    assert data.sets["test"].images.equal(digits.images)
 
 
 @pytest.mark.parametrize("missing", ["affNIST", "MNIST"])
@@ -174,9 +194,10 @@ def test_source_real_names_the_missing_files(both, missing):
 @pytest.mark.parametrize("source", ["auto", "real"])
 @pytest.mark.parametrize("name", ["test.mat", "test.mat.zip"])
 def test_damaged_file_is_named_before_training_and_kept(real, source, name):
-    (real / "affNIST").mkdir()
-    (real / "affNIST" / name).write_bytes(b"<!DOCTYPE html>")
-    with pytest.raises(DataError, match=rf"^{real / 'affNIST' / name} "):
+    file = real / "affNIST" / name
+    file.parent.mkdir()
+    file.write_bytes(b"<!DOCTYPE html>")
+    with pytest.raises(DataError, match=rf"^{file} "):
         of("fit", source=source, directory=str(real))
 
 

@@ -71,9 +71,10 @@ def test_torchvision_transform_depends_only_on_the_image(
 ) -> None:
     options = {"validation": "none", "train_images": 66}
     whole = seen(of(my_data, **options, batch_size=66))
+    options["batch_size"] = batch_size
     images: dict[int, torch.Tensor] = {}
     for rank in range(parts):
-        images |= seen(of(my_data, **options, batch_size=batch_size, rank=rank, world_size=parts))
+        images |= seen(of(my_data, **options, rank=rank, world_size=parts))
     for key, image in images.items():
         assert image.equal(whole[key]), key
     assert len(images) >= 63  # the last batch of seven is dropped
@@ -85,7 +86,9 @@ def test_only_training_images_are_augmented(my_data: Any, training: bool, augmen
     data.trainer.training = training
     batch = next(iter(data.train_dataloader()))
     still = batch.images[:, :, 2:18, 2:18] / 255
-    assert data.on_after_batch_transfer(batch, 0).images.equal(still) is not (training and augment)
+    images = data.on_after_batch_transfer(batch, 0).images
+    is_augmented = training and augment
+    assert images.equal(still) is not is_augmented
 
 
 class Missing(AbstractSource):
@@ -180,22 +183,34 @@ def divided_by_zero(image: torch.Tensor) -> torch.Tensor:
     return image / 0.0
 
 
+HIGHER = replace(FOUR, image_shape=(1, 5, 4))
+
+
+COLOURED = replace(FOUR, image_shape=(3, 4, 4))
+
+
+TWO_LABELS = replace(FOUR, labels_per_image=2)
+
+
+THREE_NAMES = replace(FOUR, classes=("a", "b", "c"))
+
+
 @pytest.mark.parametrize("stage", ["fit", "test"])
 @pytest.mark.parametrize(
     ("spec", "transform", "parts", "message"),
     [
-        (replace(FOUR, image_shape=(1, 5, 4)), FLOATS, {}, "images of shape (1, 4, 4); expected (1, 5, 4), as its"),
-        (replace(FOUR, image_shape=(3, 4, 4)), FLOATS, {}, "images of shape (1, 4, 4); expected (3, 4, 4), as its"),
+        (HIGHER, FLOATS, {}, "images of shape (1, 4, 4); expected (1, 5, 4), as its"),
+        (COLOURED, FLOATS, {}, "images of shape (1, 4, 4); expected (3, 4, 4), as its"),
         (FOUR, v2.CenterCrop(3), {}, "images of shape (1, 3, 3); expected (1, 4, 4)"),
-        (FOUR, v2.CenterCrop(4), {}, "images of torch.uint8; expected torch.float32, as from v2.ToDtype"),
+        (FOUR, v2.CenterCrop(4), {}, "images of torch.uint8; expected torch.float32, as from v2"),
         (FOUR, DOUBLES, {}, "images of torch.float64; expected torch.float32"),
         (FOUR, FLOATS_TO_255, {}, "pixels up to 1"),
         (FOUR, divided_by_zero, {}, "pixels that are not finite; expected numbers"),
-        (replace(FOUR, labels_per_image=2), FLOATS, {}, "labels of shape (8,); expected (8, 2), as its spec states l"),
+        (TWO_LABELS, FLOATS, {}, "labels of shape (8,); expected (8, 2), as its spec states l"),
         (FOUR, FLOATS, ONE_BY_ONE, "labels of shape (8, 1); expected (8,), as its spec"),
-        (replace(FOUR, classes=("a", "b", "c")), FLOATS, {}, "3 names of classes; expected 2, as its spec states num"),
+        (THREE_NAMES, FLOATS, {}, "3 names of classes; expected 2, as its spec states num"),
     ],
-)  # fmt: skip
+)
 def test_images_that_are_not_as_the_specification_states_are_refused(
     stage: str, spec: DataSpec, transform: Any, parts: dict[str, Any], message: str
 ) -> None:
@@ -224,7 +239,10 @@ def test_transform_that_fails_is_one_sentence(transform: Any, reason: str) -> No
         data.setup("fit")
 
 
-@pytest.mark.parametrize("transform", [FLOATS, v2.Compose([FLOATS, v2.Normalize([0.13], [0.001])])])
+STANDARDISED = v2.Compose([FLOATS, v2.Normalize([0.13], [0.001])])
+
+
+@pytest.mark.parametrize("transform", [FLOATS, STANDARDISED])
 def test_usual_images_are_accepted_and_no_random_number_is_drawn(transform: Any) -> None:
     state = torch.get_rng_state()
     pipeline = v2.Compose([v2.RandomCrop(4, 1), transform])
@@ -258,13 +276,13 @@ def test_classes_without_images_and_blank_images_are_a_warning(
 def test_specification_of_another_size_is_one_line_before_a_run(
     cli: Cli, tmp_path: Path, size: int
 ) -> None:
-    file = tmp_path / "own" / "stripes.py"
+    own = tmp_path / "own"
+    file = own / "stripes.py"
     source = file.read_text()
     file.write_text(source.replace("(3, 16, 16)", f"(3, {size}, {size})"))
     del sys.modules["stripes"]
-    conf = str(tmp_path / "own" / "conf")
     options = [*TINY_CNN, "data=stripes", "trainer.max_steps=1"]
-    ended = cli("train", "--config-dir", conf, *options)
+    ended = cli("train", f"--config-dir={own}/conf", *options)
     message = f"images of shape (3, 16, 16); expected (3, {size}, {size}), as its spec states"
     beginning = f"data: the train set of StripesDataModule gives the network {message}"
     assert one_sentence(ended).startswith(beginning)

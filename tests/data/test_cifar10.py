@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torchvision import datasets
 
 from capsule_lab.commands import compose
@@ -34,13 +35,14 @@ def standardised(image: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("crop", "corner"), [(24, 4), (32, 0), (23, 4), (1, 15)])
 def test_evaluation_is_on_the_centre_standardised(crop, corner):
     data = CIFAR10DataModule(source="standin", crop=crop)
-    centre = slice(corner, corner + crop)
     images = data.transform(PHOTOGRAPHS, KEYS, augment=False)
     assert images.dtype == torch.float32
     assert images.shape[1:] == data.spec.image_shape
-    for image, pixels in zip(images, PIXELS[:, :, centre, centre], strict=True):
+    centre = slice(corner, corner + crop)
+    crops = PIXELS[:, :, centre, centre]
+    for image, pixels in zip(images, crops, strict=True):
         expected = standardised(pixels.astype(float))
-        np.testing.assert_allclose(image, expected, atol=1e-5)
+        assert_allclose(image, expected, atol=1e-5)
 
 
 def test_training_images_equal_the_published_steps_one_by_one(monkeypatch):
@@ -49,21 +51,22 @@ def test_training_images_equal_the_published_steps_one_by_one(monkeypatch):
     seen = data.transform(PHOTOGRAPHS, KEYS, augment=True)
     monkeypatch.setattr(transforms, "standardise", lambda images: images)
     before = data.transform(PHOTOGRAPHS, KEYS, augment=True)
-    tops = random_integers(KEYS, 0, 0, 8).tolist()
-    lefts = random_integers(KEYS, 1, 0, 8).tolist()
-    are_mirrored = random_integers(KEYS, 2, 0, 1).tolist()
-    added = random_uniform(KEYS, 3, -63.0, 63.0).tolist()
-    factors = random_uniform(KEYS, 4, 0.2, 1.8).tolist()
-    draws = zip(tops, lefts, are_mirrored, added, factors, strict=True)
-    for number, (top, left, is_mirrored, brightness, contrast) in enumerate(draws):
-        patch = PIXELS[number, :, top : top + 24, left : left + 24].astype(float)
-        if is_mirrored:
+    tops = random_integers(KEYS, 0, 0, 8)
+    lefts = random_integers(KEYS, 1, 0, 8)
+    mirrorings = random_integers(KEYS, 2, 0, 1)
+    brightnesses = random_uniform(KEYS, 3, -63.0, 63.0)
+    contrasts = random_uniform(KEYS, 4, 0.2, 1.8)
+    for number, pixels in enumerate(PIXELS):
+        rows = slice(tops[number], tops[number] + 24)
+        columns = slice(lefts[number], lefts[number] + 24)
+        patch = pixels[:, rows, columns].astype(float)
+        if mirrorings[number]:
             patch = patch[:, :, ::-1]
-        patch = patch + brightness
+        patch = patch + brightnesses[number].item()
         mean = patch.mean(axis=(1, 2), keepdims=True)
-        expected = mean + contrast * (patch - mean)
-        np.testing.assert_allclose(before[number], expected, atol=1e-3)
-        np.testing.assert_allclose(seen[number], standardised(expected), atol=1e-4)
+        expected = mean + contrasts[number].item() * (patch - mean)
+        assert_allclose(before[number], expected, atol=1e-3)
+        assert_allclose(seen[number], standardised(expected), atol=1e-4)
 
 
 CHANGED = {
@@ -82,7 +85,9 @@ def observed(**options) -> tuple[object, ...]:
     data.setup("fit")
     images = data.transform(PHOTOGRAPHS, KEYS, augment=True)
     first_column = images[..., 0].sum().item()
-    return images.shape, first_column, len(data.val_dataloader()), len(data.sets["train"].labels)
+    batches = len(data.val_dataloader())
+    size = len(data.sets["train"].labels)
+    return images.shape, first_column, batches, size
 
 
 def test_every_option_is_changed_below():
@@ -92,12 +97,14 @@ def test_every_option_is_changed_below():
 @pytest.mark.parametrize("option", CHANGED)
 def test_every_option_changes_the_data(monkeypatch, option):
     monkeypatch.setattr(transforms, "standardise", lambda images: images / 255)
-    assert observed(**{option: CHANGED[option]}) != observed()
+    changed = observed(**{option: CHANGED[option]})
+    assert changed != observed()
 
 
 def test_network_of_the_experiment_has_the_published_size():
     config = compose("train", ["experiment=sabour2017/cifar10"])
     network = build.build_without_weights(config).network
-    assert sum(parameter.numel() for parameter in network.parameters()) == 22_476_448
+    count = sum(parameter.numel() for parameter in network.parameters())
+    assert count == 22_476_448
     assert network.digits.routing.leaky
     assert network.primary.scale == 1 / 65

@@ -48,8 +48,9 @@ def test_reading_error_names_the_file(tmp_path, error, reason):
 
 
 def test_verify_distinguishes_whole_and_missing_folders(tmp_path):
+    whole = write(tmp_path, *CONTENT)
+    assert verify(whole, CHECKSUMS, "Toys") is True
     assert verify(tmp_path / "nowhere", CHECKSUMS, "Toys") is False
-    assert verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys") is True
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,9 @@ def test_verify_names_a_damaged_file(tmp_path, content):
     write(tmp_path, *CONTENT)
     file = tmp_path / "first"
     file.write_bytes(content)
-    message = re.escape(f"{file} ({len(content)} bytes, md5 ")
-    with pytest.raises(DataError, match=rf"^{message}.*{CHECKSUMS['first']}.*remove it"):
+    found = re.escape(f"{file} ({len(content)} bytes, md5 ")
+    expected = CHECKSUMS["first"]
+    with pytest.raises(DataError, match=rf"^{found}.*{expected}.*remove it"):
         verify(tmp_path, CHECKSUMS, "Toys")
 
 
@@ -77,20 +79,23 @@ def test_fetch_renames_the_complete_folder_and_keeps_other_files(tmp_path):
     filled = []
 
     def download(scratch: Path) -> None:
-        (scratch.parent / "archive.gz").write_bytes(b"left behind beside the scratch folder")
+        beside = scratch.parent / "archive.gz"
+        beside.write_bytes(b"left behind beside the scratch folder")
         write(scratch, *CONTENT)
         filled.append(scratch.stat().st_ino)
 
     there = write(tmp_path / "there" / "raw", "second")
     (there / "second").write_bytes(b"of an earlier attempt")
     (there / "first.gz").write_bytes(b"archive that was never unpacked")
-    for folder in ("raw", "several/levels/raw", "there/raw"):
-        assert fetch(tmp_path / folder, download) is None
-        assert verify(tmp_path / folder, CHECKSUMS, "Toys")
-        assert (tmp_path / folder).stat().st_ino == filled[-1] or folder == "there/raw"
+    for name in ("raw", "several/levels/raw", "there/raw"):
+        folder = tmp_path / name
+        assert fetch(folder, download) is None
+        assert verify(folder, CHECKSUMS, "Toys")
+        assert folder == there or folder.stat().st_ino == filled[-1]
     assert everything_below(tmp_path / "raw") == ["first", "second", "third"]
     assert everything_below(there) == ["first", "first.gz", "second", "third"]
-    assert not [*tmp_path.rglob(".*"), *tmp_path.rglob("archive.gz")]
+    left_behind = [*tmp_path.rglob(".*"), *tmp_path.rglob("archive.gz")]
+    assert left_behind == []
 
 
 @pytest.mark.parametrize(

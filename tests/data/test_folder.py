@@ -75,11 +75,25 @@ def top_folders(files: list[str]) -> list[str]:
 
 def batches(data: PictureFolder) -> list[torch.Tensor]:
     """What the network receives in an epoch of training."""
-    return [data.on_after_batch_transfer(batch, 0).images for batch in data.train_dataloader()]
+    received = []
+    for batch in data.train_dataloader():
+        received.append(data.on_after_batch_transfer(batch, 0).images)
+    return received
 
 
 def augmented(path: Path, **options: Any) -> torch.Tensor:
     return torch.cat(batches(module(path, **options)))
+
+
+PARTS = ("train", "val", "test")
+
+
+def add(path: Path, content: bytes | Image.Image) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        content.save(path)
 
 
 def test_pictures_of_every_kind_are_read_and_split(made: Path) -> None:
@@ -87,14 +101,16 @@ def test_pictures_of_every_kind_are_read_and_split(made: Path) -> None:
     data.setup("test")
     assert data.spec == DataSpec((3, 16, 16), 3, KINDS)
     seen = []
-    for name in ("train", "val", "test"):
+    for name in PARTS:
         files = files_of(data, name)
         labels = data.sets[name].labels
-        assert [KINDS[label] for label in labels.tolist()] == top_folders(files)
+        classes = [KINDS[label] for label in labels.tolist()]
+        assert classes == top_folders(files)
         counts = labels.bincount()
         assert counts.max() - counts.min() <= 1
         seen += files
-    assert sorted(seen) == [os.path.relpath(path, made) for path in pictures_in(made)]
+    expected = [os.path.relpath(path, made) for path in pictures_in(made)]
+    assert sorted(seen) == expected
     images, *_ = batches(data)
     assert images.dtype == torch.float32
     assert 0 <= images.min() < images.max() <= 1
@@ -106,7 +122,8 @@ def test_a_picture_is_packed_as_the_network_receives_it_in_a_prediction(made: Pa
     data = module(made, augment=False)
     file, *_ = files_of(data, "train")
     (stored,) = data.dataset("train")[torch.tensor([0]), 0].images
-    assert data.from_picture(open_picture(made / file)).equal(stored / 255)
+    picture = open_picture(made / file)
+    assert data.from_picture(picture).equal(stored / 255)
     assert data.input_form["kind"] == "photograph"
 
 
@@ -115,44 +132,46 @@ def test_splits_do_not_depend_on_the_seed_but_the_order_does(made: Path) -> None
     other = module(made, seed=1)
     one.setup("test")
     other.setup("test")
-    for name in ("train", "val", "test"):
+    for name in PARTS:
         assert sorted(files_of(one, name)) == sorted(files_of(other, name))
-    assert not batches(one)[0].equal(batches(other)[0])
+    first_batch, *_ = batches(one)
+    other_first_batch, *_ = batches(other)
+    assert not first_batch.equal(other_first_batch)
 
 
 def test_parts_that_are_folders_are_used(made: Path, tmp_path: Path) -> None:
-    for part in ("train", "val", "test"):
-        shutil.copytree(made, tmp_path / "parts" / part)
-    shutil.rmtree(tmp_path / "parts" / "test" / "disc")
-    data = module(tmp_path / "parts")
+    folder = tmp_path / "parts"
+    for part in PARTS:
+        shutil.copytree(made, folder / part)
+    shutil.rmtree(folder / "test" / "disc")
+    data = module(folder)
     data.setup("test")
-    for part in ("train", "val", "test"):
+    for part in PARTS:
         assert {*top_folders(files_of(data, part))} == {part}
-    assert set(data.sets["test"].labels.tolist()) == {0, 2}
+    classes = data.sets["test"].labels.unique()
+    assert classes.tolist() == [0, 2]
 
 
 def test_files_of_the_operating_system_are_ignored_and_folders_are_searched(folder: Path) -> None:
+    disc = folder / "disc"
     (folder / ".hidden").mkdir()
     (folder / "__MACOSX").mkdir()
-    (folder / "disc" / "Thumbs.db").write_bytes(b"x")
-    (folder / "disc" / "._000.png").write_bytes(b"x")
-    (folder / "disc" / "more" / "deep").mkdir(parents=True)
-    Image.new("RGB", (9, 9)).save(folder / "disc" / "more" / "deep" / "A.PNG")
+    (disc / "Thumbs.db").write_bytes(b"x")
+    (disc / "._000.png").write_bytes(b"x")
+    add(disc / "more" / "deep" / "A.PNG", Image.new("RGB", (9, 9)))
     data = module(folder)
     assert data.spec.classes == KINDS
     assert data.provenance["pictures"] == 3 * PER_CLASS + 1
 
 
 def test_grey_pictures_have_one_channel(tmp_path: Path) -> None:
+    folder = tmp_path / "grey"
     for name in ("a", "b"):
-        (tmp_path / "grey" / name).mkdir(parents=True)
         for number in range(6):
-            Image.new("L", (8, 8), number).save(tmp_path / "grey" / name / f"{number}.png")
-    assert module(tmp_path / "grey").spec.image_shape == (1, 16, 16)
-    assert module(tmp_path / "grey", channels=3).spec.image_shape == (3, 16, 16)
-
-
-# --- the packed file
+            picture = Image.new("L", (8, 8), number)
+            add(folder / name / f"{number}.png", picture)
+    assert module(folder).spec.image_shape == (1, 16, 16)
+    assert module(folder, channels=3).spec.image_shape == (3, 16, 16)
 
 
 def test_pictures_are_read_once_and_again_after_one_changed(
@@ -161,16 +180,20 @@ def test_pictures_are_read_once_and_again_after_one_changed(
     before = module(folder).provenance
     with monkeypatch.context() as context:
         context.setattr(Image, "open", lambda *_: pytest.fail("a picture was read"))
-        assert module(folder, channels=3).provenance == before
-    Image.new("RGB", (33, 33)).save(folder / "disc" / "001.png")
-    assert module(folder).provenance["sha256"] != before["sha256"]
+        again = module(folder, channels=3)
+        assert again.provenance == before
+    add(folder / "disc" / "001.png", Image.new("RGB", (33, 33)))
+    after = module(folder).provenance
+    assert after["sha256"] != before["sha256"]
     assert len(packs()) == 2
 
 
 def test_images_stay_in_the_file(made: Path) -> None:
     images = module(made).sets["train"].images
     assert isinstance(images, Rows)
-    assert images[torch.tensor([2, 0])].read().equal(images.read()[[2, 0]])
+    two = torch.tensor([2, 0])
+    expected = images.read()[two]
+    assert images[two].read().equal(expected)
     assert images.to(torch.device("cpu")) is images
     assert images.to(torch.device("meta")).shape == images.shape
 
@@ -179,9 +202,11 @@ def test_two_jobs_pack_at_once(made: Path) -> None:
     hashes: list[str] = []
 
     def job() -> None:
-        hashes.append(module(made).provenance["sha256"])
+        data = module(made)
+        hashes.append(data.provenance["sha256"])
 
-    one, other = threading.Thread(target=job), threading.Thread(target=job)
+    one = threading.Thread(target=job)
+    other = threading.Thread(target=job)
     one.start()
     other.start()
     one.join()
@@ -296,7 +321,8 @@ def test_a_fifo_in_place_of_a_picture_is_named(folder: Path) -> None:
     message = r"disc/pipe\.png \(not a regular file\); expected pictures: remove them"
     with pytest.raises(DataError, match=message):
         module(folder)
-    assert module(folder, bad="skip").provenance["left_out"] == 1
+    data = module(folder, bad="skip")
+    assert data.provenance["left_out"] == 1
 
 
 def test_links_to_pictures_and_classes_are_followed(made: Path, tmp_path: Path) -> None:
@@ -305,12 +331,16 @@ def test_links_to_pictures_and_classes_are_followed(made: Path, tmp_path: Path) 
     for name in ("cross", "square"):
         (linked / name).symlink_to(made / name)
     for picture in (made / "disc").iterdir():
-        (linked / "disc" / picture.name).symlink_to(picture)
-    assert module(linked).provenance["sha256"] == module(made).provenance["sha256"]
+        link = linked / "disc" / picture.name
+        link.symlink_to(picture)
+    found = module(linked).provenance
+    expected = module(made).provenance
+    assert found["sha256"] == expected["sha256"]
 
 
 def test_a_full_disk_is_reported(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
+    full = shutil._ntuple_diskusage(10, 10, 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     message = r"cannot be written to .*\(0 MB are needed, 0 MB are free\); expected"
     with pytest.raises(DataError, match=message):
         module(made)
@@ -351,13 +381,10 @@ def test_twenty_thousand_pictures_stay_out_of_memory(
     assert anonymous_memory() - before < 50_000
 
 
-# --- augmentation
-
-
 def test_training_pictures_are_augmented_by_their_keys_alone(made: Path) -> None:
-    rotate = [{"RandomRotation": {"degrees": 20}}]
-    whole = augmented(made, batch_size=16, augment_with=rotate, mirror=True)
-    halves = augmented(made, batch_size=8, augment_with=rotate, mirror=True)
+    options = {"augment_with": [{"RandomRotation": {"degrees": 20}}], "mirror": True}
+    whole = augmented(made, batch_size=16, **options)
+    halves = augmented(made, batch_size=8, **options)
     assert whole[:16].equal(halves[:16])
     still = augmented(made, batch_size=16, augment=False)
     shifted = augmented(made, batch_size=16)
@@ -383,10 +410,16 @@ def test_few_pictures_are_mentioned(made: Path, caplog: pytest.LogCaptureFixture
 def test_a_run_that_stopped_in_an_epoch_continues_bit_for_bit(
     made: Path, tiny: Tiny, tmp_path: Path
 ) -> None:
-    more = "data.augment_with=[{RandomRotation: {degrees: 10}}]"
-    config = tiny(*options_for(made), "data.batch_size=5", more, "data.mirror=true")
-    train(config, tmp_path / "whole")
-    interrupted_and_resumed(config, tmp_path / "parts", 3, 7)
+    config = tiny(
+        *options_for(made),
+        "data.batch_size=5",
+        "data.augment_with=[{RandomRotation: {degrees: 10}}]",
+        "data.mirror=true",
+        "train.test=none",
+    )
+    whole_run = train(config, tmp_path / "whole")
+    in_the_second_epoch = whole_run["steps"] // 2 + 2
+    interrupted_and_resumed(config, tmp_path / "parts", in_the_second_epoch)
     whole = weights(tmp_path / "whole")
     parts = weights(tmp_path / "parts")
     assert whole.keys() == parts.keys()
@@ -394,30 +427,32 @@ def test_a_run_that_stopped_in_an_epoch_continues_bit_for_bit(
         assert parts[name].equal(expected), name
 
 
-# --- a checkpoint
-
-
 def test_a_checkpoint_needs_a_folder_for_tests_not_for_predictions(
     folder: Path, tiny: Tiny, tmp_path: Path
 ) -> None:
-    train(tiny(*options_for(folder), "data.batch_size=8", "trainer.max_epochs=1"), tmp_path / "run")
+    directory = tmp_path / "run"
+    config = tiny(*options_for(folder), "data.batch_size=8", "trainer.max_epochs=1")
+    train(config, directory)
     picture = Image.open(next((folder / "disc").iterdir()))
     picture.load()
-    folder.rename(tmp_path / "elsewhere")
-    run = runs.open(tmp_path / "run")
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+
+    run = runs.open(directory)
     assert run.spec.classes == KINDS
-    options = {**run.data_config({})}
+    options = dict(run.data_config({}))
     del options["_target_"]
     data = PictureFolder(**options)
     data.use_spec(run.spec)
     assert data.spec == run.spec
     assert data.from_picture(picture).shape == (3, 20, 20)
-    assert runs.checkpoints.read(run.checkpoint)["capsule_lab"]["input_form"] == data.input_form
+    record = runs.checkpoints.read(run.checkpoint)["capsule_lab"]
+    assert record["input_form"] == data.input_form
     message = r"own cannot be read \(No such file or directory\); expected a folder"
     with pytest.raises(DataError, match=message):
         evaluate(run)
-    shutil.rmtree(tmp_path / "elsewhere" / "cross")
-    result = evaluate(runs.open(tmp_path / "run"), data={"path": str(tmp_path / "elsewhere")})
+
+    shutil.rmtree(elsewhere / "cross")
+    result = evaluate(runs.open(directory), data={"path": str(elsewhere)})
     assert result["provenance"]["name"] == "pictures of elsewhere"
     assert 0 <= result["test"]["error"] <= 100
 
@@ -438,14 +473,6 @@ def test_the_commands_of_the_guide(cli: Cli) -> None:
 
 
 # --- what is wrong
-
-
-def add(path: Path, content: bytes | Image.Image) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        content.save(path)
 
 
 def text(disc: Path) -> None:
@@ -516,26 +543,40 @@ def with_parts(folder: Path, other: str) -> None:
     shutil.copytree(folder / "train" / "disc", folder / other)
 
 
+def empty_class(folder: Path) -> None:
+    (folder / "empty").mkdir()
+
+
+def class_of_the_test_alone(folder: Path) -> None:
+    with_parts(folder, "test/star")
+
+
+def part_of_another_name(folder: Path) -> None:
+    with_parts(folder, "valid")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (only_one_class, "own has one class, square; expected two classes or more"),
         (no_class, "own has no folders; expected two classes or more"),
-        (lambda folder: (folder / "empty").mkdir(), "own/empty has no pictures; expected files that end in .bmp, "),
-        (lambda folder: with_parts(folder, "test/star"), "test/star is not a class of train; expected folders"),
-        (lambda folder: with_parts(folder, "valid"), "own has train and valid; expected only train, val and test"),
-        (lambda folder: shutil.rmtree(folder), r"own cannot be read \(No such file or directory\); expected a folder"),
+        (empty_class, "own/empty has no pictures; expected files that end in .bmp, "),
+        (class_of_the_test_alone, "test/star is not a class of train; expected folders"),
+        (part_of_another_name, "own has train and valid; expected only train, val and test"),
+        (shutil.rmtree, r"own cannot be read \(No such file or directory\); expected a folder"),
     ],
-)  # fmt: skip
+)
 def test_folders_that_are_no_classes_are_reported(folder: Path, damage: Any, message: str) -> None:
     damage(folder)
+    data = module(folder, stage=None)
     with pytest.raises(DataError, match=message):
-        _ = module(folder, stage=None).spec
+        _ = data.spec
 
 
 def test_a_folder_without_classes_cannot_test_a_trained_network(tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    data = module(tmp_path / "own", stage=None)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    data = module(folder, stage=None)
     data.use_spec(DataSpec((3, 16, 16), 3, KINDS))
     with pytest.raises(DataError, match="own has no folders; expected two classes or more"):
         data.setup("test")
@@ -565,6 +606,9 @@ def test_a_class_without_a_readable_picture_is_reported(folder: Path) -> None:
         module(folder, bad="skip")
 
 
+AUGMENTATION = "data.augment_with contains"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -572,13 +616,9 @@ def test_a_class_without_a_readable_picture_is_reported(folder: Path) -> None:
         ({"background": "blank"}, "data.background is 'blank'; expected a colour, such as white"),
         ({"shift": 16}, "data.shift is 16; expected fewer than the 16 pixels"),
         ({"test_share": "1/0"}, "data.test_share is '1/0'; expected a number or a fraction"),
-        ({"test_share": 0.001}, r"data.test_share is 1/1000, 0 of 36 .*: set data.test_share=1/12$"),
-        ({"augment_with": ["os.system"]}, "data.augment_with contains 'os.system'; expected classes of torchvision"),
-        ({"augment_with": [{"functional": {}}]}, "data.augment_with contains {'functional': {}}; expected classes"),
-        ({"augment_with": [{"RandomRotation": {"angle": 1}}]}, "RandomRotation refuses its arguments: .*angle"),
-        ({"augment_with": [{"RandomCrop": {"size": 3}}]}, "gives torch.uint8 of shape .3, 3, 3.; expected"),
+        ({"test_share": 0.001}, "data.test_share is 1/1000, 0 of 36 .*: set data.test_share=1/12$"),
     ],
-)  # fmt: skip
+)
 def test_invalid_options_are_refused(made: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         module(made, **options)
@@ -639,17 +679,33 @@ def test_a_square_that_shows_most_of_a_picture_gives_no_warning(
     assert warnings_of_fit(mixed, 24, fit, caplog) == []
 
 
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        ("os.system", f"{AUGMENTATION} 'os.system'; expected classes of torchvision"),
+        ({"functional": {}}, f"{AUGMENTATION} {{'functional': {{}}}}; expected classes"),
+        ({"RandomRotation": {"angle": 1}}, "RandomRotation refuses its arguments: .*angle"),
+        ({"RandomCrop": {"size": 3}}, "gives torch.uint8 of shape .3, 3, 3.; expected"),
+    ],
+)
+def test_invalid_augmentation_is_refused(made: Path, transform: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        module(made, augment_with=[transform])
+
+
 def test_pictures_that_become_equal_are_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    folder = tmp_path / "strips"
     for label in range(2):
         strip = Image.new("L", (300, 3))
-        strip.paste(255, (50 * label, 0, 50 * label + 20, 3))
+        left = 50 * label
+        strip.paste(255, (left, 0, left + 20, 3))
         for number in range(6):
-            add(tmp_path / "strips" / f"{label}" / f"{number}.png", strip)
-    module(tmp_path / "strips", fit="stretch")
+            add(folder / f"{label}" / f"{number}.png", strip)
+    module(folder, fit="stretch")
     assert "blank" not in caplog.text
-    module(tmp_path / "strips", fit="crop")
+    module(folder, fit="crop")
     message = "the training set of PictureFolder has 10 blank images among 10 that were looked at"
     assert message in caplog.text
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from capsule_lab.data import MNISTPairsDataModule
 from capsule_lab.data.transforms import affine_matrix, sample_key
@@ -32,21 +33,26 @@ def moved(image: Tensor, right: int, down: int) -> Tensor:
 def test_second_image_is_the_first_shifted_by_the_change(which: Any, largest: int) -> None:
     """In all pixels that both images have. No pixel wraps around, as with ``roll``."""
     images = torch.rand(40, 2, 16, 16)
-    pair = standin(shift=largest, moved=which).pair(images, KEY[:40])
+    module = standin(shift=largest, moved=which)
+    pair = module.pair(images, KEY[:40])
     farthest = largest if which == "target" else 2 * largest
     margin = 0 if which == "target" else farthest
     inside = slice(margin, 16 - margin)
     for first, second, (right, down) in zip(*pair, strict=True):
         expected = moved(first, int(right), int(down))
-        assert expected[:, inside, inside].equal(second[:, inside, inside])
+        in_both = expected[:, inside, inside]
+        assert in_both.equal(second[:, inside, inside])
     assert pair.change.abs().max() <= farthest
-    assert pair.first.equal(images) is (which == "target" or largest == 0)
+    first_stays = which == "target" or largest == 0
+    assert pair.first.equal(images) is first_stays
 
 
 def test_shifts_cover_their_range_and_axes_are_independent() -> None:
+    images = torch.rand(5000, 1, 8, 8)
     key = sample_key(1, 0, torch.arange(5000))
-    change = standin().pair(torch.rand(5000, 1, 8, 8), key).change
-    assert change.unique().tolist() == [-4, -3, -2, -1, 0, 1, 2, 3, 4]
+    change = standin().pair(images, key).change
+    values = change.unique().tolist()
+    assert values == [-4, -3, -2, -1, 0, 1, 2, 3, 4]
     correlation = torch.corrcoef(change.T)[0, 1]
     assert correlation.abs() < 0.05
 
@@ -54,17 +60,20 @@ def test_shifts_cover_their_range_and_axes_are_independent() -> None:
 def blob(x: float, y: float, size: int = 28) -> Tensor:
     """A Gaussian spot at a place in pixels from the centre, x to the right and y down."""
     places = torch.arange(size) - (size - 1) / 2
-    across = (places[None, :] - x) ** 2
-    down = (places[:, None] - y) ** 2
-    return torch.exp(-(across + down) / 4).view(1, 1, size, size)
+    across = (places - x) ** 2
+    down = (places - y) ** 2
+    spot = torch.exp(-(across + down[:, None]) / 4)
+    return spot.view(1, 1, size, size)
 
 
 def centres(images: Tensor) -> Tensor:
     """The centre of brightness of each image, in units of half the image from its centre."""
     places = (torch.arange(28) - 13.5) / 14
-    light = images[:, 0] / images.sum((1, 2, 3))[:, None, None]
-    x = (light * places).sum((1, 2))
-    y = (light * places[:, None]).sum((1, 2))
+    brightness = images.sum((1, 2, 3))
+    columns = images.sum((1, 2))
+    rows = images.sum((1, 3))
+    x = columns @ places / brightness
+    y = rows @ places / brightness
     return torch.stack([x, y], 1)
 
 
@@ -73,12 +82,14 @@ def test_matrix_maps_places_of_the_first_image_to_the_second() -> None:
     module = standin(change="affine", shift=3, rotation=40.0)
     images = blob(4.0, -3.0).expand(50, -1, -1, -1)
     first, second, change = module.pair(images, KEY[:50])
-    place = torch.cat([centres(first), torch.ones(50, 1)], 1)[:, :, None]
-    mapped = change @ place
-    reverse = torch.linalg.inv(change) @ place
-    torch.testing.assert_close(mapped[:, :2, 0], centres(second), atol=0.15 / 14, rtol=0)
-    error = reverse[:, :2, 0] - centres(second)
-    assert error.norm(dim=1).mean() > 2 / 14
+    ones = torch.ones(50, 1)
+    place = torch.cat([centres(first), ones], 1).unsqueeze(2)
+    expected = centres(second)
+    mapped = (change @ place)[:, :2, 0]
+    assert_close(mapped, expected, atol=0.15 / 14, rtol=0)
+    reverse = (torch.linalg.inv(change) @ place)[:, :2, 0]
+    distance = (reverse - expected).norm(dim=1)
+    assert distance.mean() > 2 / 14
 
 
 def test_matrix_of_a_quarter_turn_is_counter_clockwise() -> None:
@@ -88,7 +99,7 @@ def test_matrix_of_a_quarter_turn_is_counter_clockwise() -> None:
     (matrix,) = affine_matrix(rotation=quarter, shear=zero, scale_x=one, scale_y=one)
     right = torch.tensor([1.0, 0.0])
     top = torch.tensor([0.0, -1.0])
-    torch.testing.assert_close(matrix @ right, top)
+    assert_close(matrix @ right, top)
 
 
 def test_moved_target_keeps_the_first_image() -> None:
@@ -103,22 +114,32 @@ def test_affine_change_of_zero_range_is_the_identity() -> None:
     module = standin(change="affine", shift=0, rotation=0.0, scale=1.0, shear=0.0)
     images = torch.rand(3, 1, 28, 28)
     first, second, change = module.pair(images, KEY[:3])
-    torch.testing.assert_close(first, images)
-    torch.testing.assert_close(second, images)
-    torch.testing.assert_close(change, torch.eye(3).expand(3, 3, 3))
+    assert_close(first, images)
+    assert_close(second, images)
+    identity = torch.eye(3).expand(3, 3, 3)
+    assert_close(change, identity)
 
 
 @pytest.mark.parametrize(("change", "shape"), [("shift", (2,)), ("affine", (3, 3))])
 def test_batch_has_targets_a_change_and_labels(change: str, shape: tuple[int, ...]) -> None:
     module = standin(change=change)
     module.setup("fit")
-    batch = module.transform_batch(module.dataset("train")[torch.arange(6), 0], "train")
-    assert batch.targets.shape == batch.images.shape == (6, 1, 28, 28)
-    assert module.spec.change == batch.change.shape[1:] == shape
-    assert batch.labels.equal(module.sets["train"].labels[:6])
+    stored = module.dataset("train")[torch.arange(6), 0]
+    batch = module.transform_batch(stored, "train")
+    assert batch.images.shape == (6, 1, 28, 28)
+    assert batch.targets.shape == (6, 1, 28, 28)
+    assert batch.change.shape == (6, *shape)
+    assert module.spec.change == shape
+    labels = module.sets["train"].labels
+    assert batch.labels.equal(labels[:6])
     assert batch.images.min() >= 0
     assert batch.targets.max() <= 1
     assert "pairs of" in module.provenance["name"]
+
+
+def test_unpaired_images_are_those_of_the_set() -> None:
+    module = standin()
+    module.setup("fit")
     stored = module.dataset("val")[torch.arange(4), 0]
     unpaired = module.unpaired_batch(stored, "val")
-    torch.testing.assert_close(unpaired.images, stored.images.float() / 255)
+    assert_close(unpaired.images, stored.images.float() / 255)

@@ -24,9 +24,9 @@ def order(batches: EpochBatches) -> list[int]:
 def loader(size: int = 50, batch_size: int = 8, *, seed: int = 0, **options) -> ResumableLoader:
     index = torch.arange(size)
     pixels = index.to(torch.uint8).view(size, 1, 1, 1).repeat(1, 1, 2, 2)
-    dataset = InMemory(Images(pixels, index % 10), seed)
+    images = Images(pixels, index % 10)
     batches = EpochBatches(size, batch_size, seed=seed, **options)
-    return ResumableLoader(dataset, batches, pin_memory=False)
+    return ResumableLoader(InMemory(images, seed), batches, pin_memory=False)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -69,11 +69,14 @@ def shuffled(seed: int, epoch: int, batch_size: int = 10, before: tuple[int, ...
 
 def test_order_depends_only_on_seed_and_epoch():
     torch.manual_seed(0)
-    orders = [shuffled(0, 0), shuffled(0, 1), shuffled(1, 0), shuffled(1, 1)]
-    assert len({tuple(order) for order in orders}) == 4
+    orders = []
+    for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        orders.append(tuple(shuffled(seed, epoch)))
+    assert len(set(orders)) == 4
+    expected = [*orders[1]]
     torch.manual_seed(1)
-    assert shuffled(0, 1, batch_size=32) == orders[1]
-    assert shuffled(0, 1, batch_size=7, before=(0, 5)) == orders[1]
+    assert shuffled(0, 1, batch_size=32) == expected
+    assert shuffled(0, 1, batch_size=7, before=(0, 5)) == expected
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -84,8 +87,10 @@ def test_two_processes_together_have_the_batches_of_one(size, drop_last, shuffle
     alone = EpochBatches(size, 8, **options)
     first = EpochBatches(size, 4, **options, rank=0, world_size=2)
     second = EpochBatches(size, 4, **options, rank=1, world_size=2)
-    assert len(first) == len(second) == len(alone)
-    for whole, one, other in zip(*map(indices, (alone, first, second)), strict=True):
+    assert len(first) == len(alone)
+    assert len(second) == len(alone)
+    batches = zip(indices(alone), indices(first), indices(second), strict=True)
+    for whole, one, other in batches:
         assert sorted(one + other) == sorted(whole)
 
 
@@ -113,7 +118,8 @@ def stop_after(handed_out: int, epoch: int, **options) -> tuple[list[list[int]],
     """Keys of the batches handed out so far, and the state of the loader in a checkpoint."""
     stopped = loader(**options)
     stopped.batches.set_epoch(epoch)
-    before = [batch.key.tolist() for batch in islice(stopped, handed_out)]
+    batches = islice(stopped, handed_out)
+    before = [batch.key.tolist() for batch in batches]
     return before, stopped.state_dict()
 
 
@@ -141,11 +147,14 @@ def test_resumed_epoch_has_exactly_the_remaining_batches(options, handed_out):
 
 def test_loader_can_be_resumed_twice_in_one_epoch():
     _, state = stop_after(2, 0)
-    resumed, again = loader(), loader()
+    resumed = loader()
     resumed.load_state_dict(state)
-    assert len(list(islice(resumed, 3))) == 3
+    three = list(islice(resumed, 3))
+    assert len(three) == 3
+    again = loader()
     again.load_state_dict(resumed.state_dict())
-    assert keys(again, 0) == keys(loader(), 0)[5:]
+    expected = keys(loader(), 0)[5:]
+    assert keys(again, 0) == expected
 
 
 @pytest.mark.parametrize(("handed_out", "after"), [(2, 1), (7, 1), (2, 2), (7, 0)])
@@ -154,17 +163,20 @@ def test_state_of_another_or_a_complete_epoch_is_forgotten(handed_out, after):
     _, state = stop_after(handed_out, 0, shuffle=True)
     resumed = loader(shuffle=True)
     resumed.load_state_dict(state)
-    assert keys(resumed, after) == keys(loader(shuffle=True), after)
-    assert keys(resumed, 0) == keys(loader(shuffle=True), 0)
+    whole = loader(shuffle=True)
+    assert keys(resumed, after) == keys(whole, after)
+    assert keys(resumed, 0) == keys(whole, 0)
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_loader_yields_batches_of_stored_images_with_their_keys(epoch):
     shuffled = loader(10, 4, seed=5, shuffle=True)
     shuffled.batches.set_epoch(epoch)
-    for batch, (index, _) in zip(shuffled, list(shuffled.batches), strict=True):
+    expected = list(shuffled.batches)
+    for batch, (index, _) in zip(shuffled, expected, strict=True):
+        pixels = batch.images[:, 0, 0, 0]
         assert batch.images.dtype == torch.uint8
-        assert batch.images[:, 0, 0, 0].equal(index.to(torch.uint8))
+        assert pixels.equal(index.to(torch.uint8))
         assert batch.labels.equal(index)
         assert batch.key.equal(sample_key(5, epoch, index))
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from torch.testing import assert_close
 
 from capsule_lab.commands.train import train
 from capsule_lab.data import MNISTDataModule
@@ -40,7 +41,8 @@ def mixed(index: torch.Tensor, epoch: int = 0, alpha: float = 0.4) -> Batch:
 def test_shares_are_distributed_as_beta(alpha: float) -> None:
     shares = shares_of(alpha).double().numpy()
     beta = stats.beta(alpha, alpha)
-    assert stats.kstest(shares, beta.cdf).statistic < 0.02  # float32 rounds what is next to 1
+    distance = stats.kstest(shares, beta.cdf).statistic
+    assert distance < 0.02  # float32 rounds what is next to 1
     assert shares.mean() == pytest.approx(beta.mean(), rel=1e-3)
     assert shares.var() == pytest.approx(beta.var(), rel=1e-3)
 
@@ -49,21 +51,24 @@ def test_images_and_labels_are_mixed_in_the_same_shares() -> None:
     index = torch.arange(COUNT)
     batch = mixed(index)
     assert batch.images.shape == (COUNT, 1, 2, 2)
-    torch.testing.assert_close(batch.labels.sum(1), torch.ones(COUNT))
-    _, stored_partners = WithPartners(plain())[index, 0].images.split(COUNT)
-    partners = stored_partners[:, 0, 0, 0].long()
+    assert_close(batch.labels.sum(1), torch.ones(COUNT))
+    stored = WithPartners(plain())[index, 0]
+    _, partners = stored.images[:, 0, 0, 0].long().split(COUNT)
     label = index % 3
     own_share = batch.labels[index, label]
-    brightness = own_share * index + (1 - own_share) * partners
+    expected = own_share * index + (1 - own_share) * partners
+    brightness = batch.images[:, 0, 1, 1]
     differs = partners % 3 != label  # labels of two images of one class do not show the share
-    torch.testing.assert_close(batch.images[differs, 0, 1, 1], brightness[differs])
+    assert_close(brightness[differs], expected[differs])
     enough = COUNT / 3
+    largest_shares = batch.labels.amax(1)
     assert differs.sum() > enough
     assert len(partners.unique()) > enough
-    assert len(batch.labels.amax(1).unique()) > enough
+    assert len(largest_shares.unique()) > enough
     assert batch.factors.equal(index[:, None])
     assert batch.key.equal(plain()[index, 0].key)
-    assert not batch.labels.equal(mixed(index, epoch=1).labels)
+    in_next_epoch = mixed(index, epoch=1)
+    assert not batch.labels.equal(in_next_epoch.labels)
 
 
 def test_mixture_does_not_depend_on_its_batch_or_process() -> None:
@@ -85,10 +90,11 @@ def test_set_with_partners_is_moved_to_a_device() -> None:
 
 
 def test_class_of_a_mixture_has_the_larger_share() -> None:
-    labels = torch.tensor([[0.0, 0.3, 0.7], [1.0, 0.0, 0.0]])
-    one = Batch(torch.zeros(2, 1, 2, 2), labels, torch.arange(2))
-    assert one.classes.tolist() == [2, 0]
-    assert one._replace(labels=torch.tensor([1, 2])).classes.tolist() == [1, 2]
+    shares = torch.tensor([[0.0, 0.3, 0.7], [1.0, 0.0, 0.0]])
+    batch = Batch(torch.zeros(2, 1, 2, 2), shares, torch.arange(2))
+    assert batch.classes.tolist() == [2, 0]
+    whole = batch._replace(labels=torch.tensor([1, 2]))
+    assert whole.classes.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("loss", [cross_entropy_loss, margin_loss, sigmoid_cross_entropy_loss])
@@ -96,9 +102,10 @@ def test_loss_of_one_hot_shares_equals_that_of_labels(loss: Any) -> None:
     scores = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.1, 0.9]])
     labels = torch.tensor([0, 1])
     whole = torch.nn.functional.one_hot(labels, 3).float()
+    mixture = 0.7 * whole + 0.1
     expected = loss(scores, labels)
-    torch.testing.assert_close(loss(scores, whole), expected)
-    assert not torch.allclose(loss(scores, 0.7 * whole + 0.1), expected)
+    assert_close(loss(scores, whole), expected)
+    assert not torch.allclose(loss(scores, mixture), expected)
 
 
 MIXUP = [
@@ -116,15 +123,18 @@ WITHOUT_DECODER = [*TINY_CAPSNET[:-1], "model.decoder=null"]
 def test_run_of_mixtures_resumes_exactly(tiny: Tiny, tmp_path: Path, model: list[str]) -> None:
     config = tiny(*MIXUP, model=model)
     whole = train(config, tmp_path / "whole")
-    parts = interrupted_and_resumed(config, tmp_path / "run", 3)
+    directory = tmp_path / "run"
+    parts = interrupted_and_resumed(config, directory, 3)
     assert results(parts) == results(whole)
-    ours = weights(tmp_path / "run")
+    found = weights(directory)
     for name, expected in weights(tmp_path / "whole").items():
-        assert ours[name].equal(expected), name
-    for row in curves(tmp_path / "run"):
-        assert row["train/error"] == "" or 0 < float(row["train/error"]) <= 100
+        assert found[name].equal(expected), name
+    for row in curves(directory):
+        error = row["train/error"]
+        assert error == "" or 0 < float(error) <= 100
     config.data.mixup = None
-    assert results(train(config, tmp_path / "plain")) != results(whole)
+    plain = train(config, tmp_path / "plain")
+    assert results(plain) != results(whole)
 
 
 def test_images_are_not_mixed_outside_of_training() -> None:
@@ -133,4 +143,5 @@ def test_images_are_not_mixed_outside_of_training() -> None:
     batch = next(iter(data.train_dataloader()))
     assert len(batch.images) == 10
     assert batch.labels.dtype == torch.int64
-    assert data.on_after_batch_transfer(batch, 0).images.isfinite().all()
+    after = data.on_after_batch_transfer(batch, 0)
+    assert after.images.isfinite().all()

@@ -27,19 +27,22 @@ def standin(
 
 def test_only_verified_files_are_read(real):
     """torchvision before 0.9 left its own copy beside the real files."""
-    (real / "MNIST" / "processed").mkdir()
-    other = (torch.zeros(TRAIN, 28, 28, dtype=torch.uint8), torch.zeros(TRAIN, dtype=torch.int64))
+    processed = real / "MNIST" / "processed"
+    processed.mkdir()
+    pixels = torch.zeros(TRAIN, 28, 28, dtype=torch.uint8)
+    labels = torch.zeros(TRAIN, dtype=torch.int64)
     for name in ("training.pt", "test.pt"):
-        torch.save(other, real / "MNIST" / "processed" / name)
+        torch.save((pixels, labels), processed / name)
     data = MNISTDataModule(directory=str(real), source="real", validation="none")
     data.setup("fit")
-    images = data.sets["train"].images[:, 0].numpy()
+    images = data.sets["train"].images[:, 0]
     np.testing.assert_array_equal(images, ARRAYS["train-images-idx3-ubyte"])
 
 
 def test_servers_and_checksums_are_those_of_torchvision():
     assert set(MNIST.mirrors) == set(mnist.SERVERS)
-    assert {name.removesuffix(".gz"): md5 for name, md5 in MNIST.resources} == mnist.ARCHIVES
+    checksums = {name.removesuffix(".gz"): md5 for name, md5 in MNIST.resources}
+    assert checksums == mnist.ARCHIVES
 
 
 SPLITS = [  # options, and numbers of training and of validation images
@@ -56,12 +59,14 @@ SPLITS = [  # options, and numbers of training and of validation images
 def test_provenance_states_the_split(options, train, val):
     data = standin(**options)
     split = dict(data.provenance["split"])
-    assert len(split.pop("hash")) == 32
+    split_hash = split.pop("hash")
+    assert len(split_hash) == 32
     validation = options.get("validation", "first")
     assert split == {"validation": validation, "train_images": train, "val_images": val}
     assert len(data.sets["train"].labels) == train
     assert len(data.sets["val"].labels) == val
-    assert (data.val_dataloader() == []) is (validation == "none")
+    has_no_loader = data.val_dataloader() == []
+    assert has_no_loader is (validation == "none")
 
 
 def test_provenance_distinguishes_splits():
@@ -74,11 +79,13 @@ def test_provenance_distinguishes_splits():
 def test_network_gets_floats_in_the_unit_interval(training, name):
     data = standin(training=training)
     data.setup("test")
-    stored = next(iter(getattr(data, f"{name}_dataloader")()))
+    loader = getattr(data, f"{name}_dataloader")()
+    stored = next(iter(loader))
     batch = data.on_after_batch_transfer(stored, 0)
+    assert data.spec.image_shape == (1, 28, 28)
     assert stored.images.dtype == torch.uint8
     assert batch.images.dtype == torch.float32
-    assert batch.images.shape[1:] == data.spec.image_shape == (1, 28, 28)
+    assert batch.images.shape[1:] == (1, 28, 28)
     assert batch.images.min() == 0
     assert 0.9 < batch.images.max() <= 1
     assert batch.labels.equal(stored.labels)
@@ -145,22 +152,25 @@ def loaded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> MNISTDataModule:
 
 @pytest.mark.parametrize("packed", [tuple(ARRAYS), ("t10k-labels-idx1-ubyte",)], ids=["all", "one"])
 def test_packed_files_are_read_as_unpacked_ones(real, monkeypatch, packed):
+    raw = real / "MNIST" / "raw"
     expected = loaded(real, monkeypatch)
-    pack(real / "MNIST" / "raw", *packed)
+    pack(raw, *packed)
     data = loaded(real, monkeypatch)
     assert data.provenance == expected.provenance
     for name, images in expected.sets.items():
-        assert data.sets[name].images.equal(images.images)
-        assert data.sets[name].labels.equal(images.labels)
-    archives = (real / "MNIST" / "raw").glob("*.gz")
-    assert {path.stem for path in archives} == {*packed}
+        found = data.sets[name]
+        assert found.images.equal(images.images)
+        assert found.labels.equal(images.labels)
+    archives = {path.stem for path in raw.glob("*.gz")}
+    assert archives == {*packed}
 
 
 def test_an_unpacked_file_is_used_before_a_packed_one(real, monkeypatch):
-    expected = loaded(real, monkeypatch)
+    expected = loaded(real, monkeypatch).sets["test"].images
     for name in ARRAYS:
         (real / "MNIST" / "raw" / f"{name}.gz").write_bytes(b"another file")
-    assert loaded(real, monkeypatch).sets["test"].images.equal(expected.sets["test"].images)
+    found = loaded(real, monkeypatch).sets["test"].images
+    assert found.equal(expected)
 
 
 def truncated(content: bytes) -> bytes:

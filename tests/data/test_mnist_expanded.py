@@ -20,17 +20,21 @@ def standin(**options) -> ExpandedMNISTDataModule:
 
 def seen(data: ExpandedMNISTDataModule, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Images and labels that the network gets."""
-    batch = data.dataset(name)[torch.arange(len(data.sets[name].labels)), 0]
-    return data.transform_batch(batch, name).images, batch.labels
+    index = torch.arange(len(data.sets[name].labels))
+    stored = data.dataset(name)[index, 0]
+    batch = data.transform_batch(stored, name)
+    return batch.images, batch.labels
 
 
 def places(pad: int = 6, shift: int = 6, count: int = 4000) -> torch.Tensor:
     """Row and column of the first pixel of a white 28x28 frame, ``(image, 2)``, placed as in training."""
     data = ExpandedMNISTDataModule(source="standin", pad=pad, shift=shift)
-    white = torch.full((1, 1, 28, 28), 255, dtype=torch.uint8).expand(count, -1, -1, -1)
-    data.sets["train"] = Images(white, torch.zeros(count).long())
+    white = torch.full((1, 1, 28, 28), 255, dtype=torch.uint8)
+    labels = torch.zeros(count, dtype=torch.int64)
+    data.sets["train"] = Images(white.expand(count, -1, -1, -1), labels)
     images, _ = seen(data, "train")
-    assert (images.sum((1, 2, 3)) == 28 * 28).all(), "a part of the frame is outside"
+    ink = images.sum((1, 2, 3))
+    assert (ink == 28 * 28).all(), "a part of the frame is outside"
     row = images.amax((1, 3)).argmax(1)
     column = images.amax((1, 2)).argmax(1)
     return torch.stack([row, column], 1)
@@ -40,14 +44,15 @@ def places(pad: int = 6, shift: int = 6, count: int = 4000) -> torch.Tensor:
 def test_digit_is_placed_at_every_allowed_place(pad, shift):
     allowed = torch.arange(pad - shift, pad + shift + 1)
     expected = torch.cartesian_prod(allowed, allowed)
-    assert places(pad, shift).unique(dim=0).equal(expected)
+    found = places(pad, shift).unique(dim=0)
+    assert found.equal(expected)
 
 
 def test_places_are_uniform_and_rows_independent_of_columns():
     row, column = places(count=16900).T
     counts = torch.bincount(13 * row + column, minlength=169)
-    chi_squared = float(((counts - 100) ** 2 / 100).sum())
-    assert chi_squared < 240  # 168 degrees of freedom: exceeded once in 4000 draws
+    deviation = (counts - 100) ** 2 / 100
+    assert deviation.sum() < 240  # 168 degrees of freedom: exceeded once in 4000 draws
 
 
 def test_network_gets_larger_images_of_the_same_digits():
@@ -56,9 +61,10 @@ def test_network_gets_larger_images_of_the_same_digits():
     stored = data.sets["test"]
     assert data.spec.image_shape == (1, 40, 40)
     assert images.shape == (359, 1, 40, 40)
-    ink = stored.images.float().sum((1, 2, 3)) / 255
-    torch.testing.assert_close(images.sum((1, 2, 3)), ink)
     assert labels.equal(stored.labels)
+    ink = images.sum((1, 2, 3))
+    stored_ink = stored.images.float().sum((1, 2, 3)) / 255
+    torch.testing.assert_close(ink, stored_ink)
 
 
 @pytest.mark.parametrize("name", ["val", "test"])

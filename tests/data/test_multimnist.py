@@ -29,32 +29,38 @@ def data(stage: str = "fit", **options: Any) -> MultiMNISTDataModule:
 
 
 def pairs_of(module: MultiMNISTDataModule, name: str, index: Tensor) -> Batch:
-    return module.transform_batch(module.dataset(name)[index, 0], name)
+    stored = module.dataset(name)[index, 0]
+    return module.transform_batch(stored, name)
 
 
 def test_labels_differ_and_are_those_of_the_images() -> None:
     images = numbered()
-    batch = Pairs(images, 0, size=5000, fixed=True)[torch.arange(5000), 0]
-    assert (batch.labels[:, 0] != batch.labels[:, 1]).all()
-    assert images.labels[batch.images.flatten(1).long()].equal(batch.labels)
+    pairs = Pairs(images, 0, size=5000, fixed=True)
+    batch = pairs[torch.arange(5000), 0]
+    first, second = batch.labels.T
+    assert (first != second).all()
+    numbers = batch.images.flatten(1).long()
+    assert images.labels[numbers].equal(batch.labels)
 
 
 @pytest.mark.parametrize("same_class", ["never", "also", "only"])
 @pytest.mark.parametrize("first", range(len(LABELS)))
 def test_allowed_partners_are_equally_likely(same_class: Any, first: int) -> None:
-    draws, number = 4000, len(LABELS)
+    draws = 4000
+    number = len(LABELS)
     pairs = Pairs(numbered(), 3, size=draws * number, fixed=True, same_class=same_class)
     index = torch.arange(draws) * number + first
     firsts, partners = pairs[index, 0].images[:, :, 0, 0].long().T
     assert (firsts == first).all()
-    same = {other for other, label in enumerate(LABELS) if label == LABELS[first]}
     everything = {*range(number)}
+    same = {other for other in everything if LABELS[other] == LABELS[first]}
     allowed_partners = {"never": everything - same, "also": everything, "only": same}
     allowed = sorted(allowed_partners[same_class] - {first})
     counts = torch.bincount(partners, minlength=number)
-    expected = draws / len(allowed)
     assert counts.nonzero().flatten().tolist() == allowed
-    assert (counts[allowed] - expected).abs().max() < 5 * expected**0.5  # 5 standard deviations
+    expected = draws / len(allowed)
+    deviation = (counts[allowed] - expected).abs()
+    assert deviation.max() < 5 * expected**0.5  # 5 standard deviations
 
 
 @pytest.mark.parametrize(
@@ -73,17 +79,20 @@ def test_pairs_depend_on_the_seed_and_on_the_epoch_unless_fixed(
 @pytest.mark.parametrize(("name", "stage"), [("train", "fit"), ("val", "fit"), ("test", "test")])
 def test_both_digits_of_a_pair_are_of_one_split(name: str, stage: str) -> None:
     module = data(stage, val_pairs=9, test_pairs=9)
+    number = len(LABELS)
     module.sets[name] = numbered()  # images of 1 pixel that only this split has
-    batch = module.dataset(name)[torch.arange(len(LABELS)), 0]
-    assert batch.images.max() < len(LABELS)
-    assert batch.images.shape == (len(LABELS), 2, 1, 1)
+    batch = module.dataset(name)[torch.arange(number), 0]
+    assert batch.images.shape == (number, 2, 1, 1)
+    assert batch.images.max() < number
 
 
 def test_pairs_are_created_on_access() -> None:
     pairs = data("test", test_pairs=359_000).dataset("test")
-    last = pairs[torch.tensor([len(pairs) - 1]), 0]
-    assert len(pairs) == 1000 * 359
-    assert last.images[0, 0].equal(pairs.data.images[-1, 0])
+    number = len(pairs)
+    assert number == 1000 * 359
+    last = pairs[torch.tensor([number - 1]), 0]
+    first_digit = last.images[0, 0]
+    assert first_digit.equal(pairs.data.images[-1, 0])
 
 
 def reference_shift(digit: Tensor, down: int, right: int) -> Tensor:
@@ -111,9 +120,10 @@ def test_digits_of_a_pair_are_shifted_independently(largest: int) -> None:
     digits = module.dataset("train")[index, 0].images.flatten(0, 1)
     parts = pairs_of(module, "train", index).parts.flatten(0, 2)
     shifts = [shift_of(part, digit, largest) for part, digit in zip(parts, digits, strict=True)]
-    first, second = torch.tensor(shifts).view(-1, 2, 2).unbind(1)
-    assert torch.max(first.amax(), second.amax()) == largest
-    assert torch.min(first.amin(), second.amin()) == -largest
+    of_pairs = torch.tensor(shifts).view(-1, 2, 2)
+    assert of_pairs.max() == largest
+    assert of_pairs.min() == -largest
+    first, second = of_pairs.unbind(1)
     assert not first.equal(second)
 
 
@@ -126,10 +136,12 @@ BLENDS = {
 @pytest.mark.parametrize("blend", BLENDS)
 @pytest.mark.parametrize("name", ["train", "val"])
 def test_image_is_the_sum_or_maximum_of_its_parts(name: str, blend: Any) -> None:
-    batch = pairs_of(data(blend=blend), name, torch.arange(20))
+    module = data(blend=blend)
+    batch = pairs_of(module, name, torch.arange(20))
     assert batch.parts.shape == (20, 2, 1, 36, 36)
     first, second = batch.parts.unbind(1)
-    assert batch.images.equal(BLENDS[blend](first, second))
+    expected = BLENDS[blend](first, second)
+    assert batch.images.equal(expected)
     assert 0 <= batch.images.min() < batch.images.max() <= 1
 
 
@@ -168,10 +180,11 @@ def test_every_option_of_the_composition_changes_the_images(options: dict[str, A
 
 def test_affine_placing_shrinks_digits_on_28_pixels() -> None:
     module = data(pad=0, placing="affine", blend="max")
+    assert module.spec.image_shape == (1, 28, 28)
     index = torch.arange(200)
     batch = pairs_of(module, "train", index)
+    assert batch.images.shape == (200, 1, 28, 28)
     stored = module.dataset("train")[index, 0].images / 255
-    assert module.spec.image_shape == batch.images.shape[1:] == (1, 28, 28)
     shrunk = batch.parts.sum((2, 3, 4)) / stored.sum((2, 3))
     assert 0.2 < shrunk.median() < 0.5  # areas of 0.5^2 to 0.7^2, a few digits being cut off
 
@@ -180,7 +193,8 @@ def test_pairs_have_the_recorded_hash() -> None:
     """Results of other machines and versions can then be compared pair by pair."""
     batch = pairs_of(data("test"), "test", torch.arange(64))
     grey = (255 * batch.images).round().to(torch.uint8)
-    digest = hashlib.sha256(grey.numpy().tobytes()).hexdigest()
+    content = grey.numpy().tobytes()
+    digest = hashlib.sha256(content).hexdigest()
     assert digest[:16] == "651786a46484438b"
 
 
@@ -198,14 +212,19 @@ def test_number_of_pairs_follows_the_options(options: dict[str, Any], name: str,
 
 
 @pytest.mark.parametrize(
-    ("options", "size"), [({"test_pairs": 500}, 500), ({"eval_images": 30}, 30)]
+    ("options", "size"),
+    [
+        ({"test_pairs": 500}, 500),
+        ({"eval_images": 30}, 30),
+    ],
 )
 def test_number_of_test_pairs_is_in_the_provenance(options: dict[str, Any], size: int) -> None:
     module = data("test", **options)
     assert len(module.dataset("test")) == size
-    assert module.provenance["test_images"] == f"{size} pairs of 359"
-    assert module.provenance["source"] == "standin"
-    assert module.provenance["name"].startswith("pairs of digits of stand-in")
+    provenance = module.provenance
+    assert provenance["test_images"] == f"{size} pairs of 359"
+    assert provenance["source"] == "standin"
+    assert provenance["name"].startswith("pairs of digits of stand-in")
 
 
 def test_specification_is_that_of_two_digits_on_a_larger_canvas() -> None:

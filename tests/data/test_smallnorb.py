@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from torch.testing import assert_close
 
 from capsule_lab.data import SmallNORBDataModule
 from capsule_lab.data.download import md5
@@ -43,7 +45,7 @@ def standin(toynorb):
     def make(
         *stages: str, training: bool = True, testing: bool = False, **options
     ) -> SmallNORBDataModule:
-        data = SmallNORBDataModule(directory=str(toynorb), source="standin", **options)
+        data = norb(toynorb, "standin", **options)
         data.trainer = trainer(training=training, testing=testing)
         for stage in stages:
             data.setup(stage)
@@ -93,11 +95,17 @@ def stored(folder: Path, part: str, content: str) -> np.ndarray:
     return np.array(smallnorb.read_matrix(path))
 
 
+def norb(directory: Path, source: str = "real", **options) -> SmallNORBDataModule:
+    return SmallNORBDataModule(directory=str(directory), source=source, **options)
+
+
 def assert_read_back(images, folder: Path, part: str) -> None:
     every_second_pixel = stored(folder, part, "dat")[:, :, ::2, ::2]
-    np.testing.assert_array_equal(images.images.numpy(), every_second_pixel)
-    np.testing.assert_array_equal(images.labels.numpy(), stored(folder, part, "cat"))
-    np.testing.assert_array_equal(images.factors.numpy(), stored(folder, part, "info"))
+    labels = stored(folder, part, "cat")
+    factors = stored(folder, part, "info")
+    assert_array_equal(images.images, every_second_pixel)
+    assert_array_equal(images.labels, labels)
+    assert_array_equal(images.factors, factors)
 
 
 # --- the real files
@@ -105,17 +113,18 @@ def assert_read_back(images, folder: Path, part: str) -> None:
 
 @pytest.mark.parametrize("source", ["auto", "real"])
 def test_training_files_are_read_back_exactly(real, source):
-    data = SmallNORBDataModule(directory=str(real), source=source, validation="none")
+    data = norb(real, source, validation="none")
     data.prepare_data()
     sums = {name: published.md5 for name, published in smallnorb.PUBLISHED.items()}
-    assert data.provenance == {"source": "real", "name": "real smallNORB", "md5": sums}
+    expected = {"source": "real", "name": "real smallNORB", "md5": sums}
+    assert data.provenance == expected
     data.setup("fit")
     assert_read_back(data.sets["train"], real / "smallNORB", "training")
     assert data.val_dataloader() == []
 
 
 def test_test_files_are_read_back_exactly(real):
-    data = SmallNORBDataModule(directory=str(real), source="real")
+    data = norb(real)
     data.setup("test")
     assert set(data.sets) == {"test"}
     assert_read_back(data.sets["test"], real / "smallNORB", "testing")
@@ -123,7 +132,7 @@ def test_test_files_are_read_back_exactly(real):
 
 @pytest.mark.parametrize("stage", ["fit", "validate"])
 def test_training_never_reads_the_test_files(real, stage):
-    data = SmallNORBDataModule(directory=str(real), source="real")
+    data = norb(real)
     data.prepare_data()
     for path in (real / "smallNORB").glob("*testing*"):
         path.write_bytes(b"poison")
@@ -132,25 +141,27 @@ def test_training_never_reads_the_test_files(real, stage):
 
 
 def test_resize_area_is_the_rounded_mean_of_four_pixels(real):
-    data = SmallNORBDataModule(directory=str(real), source="real", validation="none", resize="area")
+    data = norb(real, validation="none", resize="area")
     data.setup("fit")
-    wide = stored(real / "smallNORB", "training", "dat").astype(float)
-    mean = wide.reshape(100, 2, 48, 2, 48, 2).mean(axis=(3, 5))
-    np.testing.assert_array_equal(data.sets["train"].images.numpy(), np.floor(mean + 0.5))
+    pixels = stored(real / "smallNORB", "training", "dat").astype(float)
+    squares = pixels.reshape(100, 2, 48, 2, 48, 2)
+    rounded = np.floor(squares.mean(axis=(3, 5)) + 0.5)
+    assert_array_equal(data.sets["train"].images, rounded)
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
 def test_damaged_or_missing_file_is_named_and_kept(real, source):
     (path,) = (real / "smallNORB").glob("*-training-cat.mat*")
     whole = path.read_bytes()
+    named = rf"^{re.escape(str(path))} [^\n]*remove[^\n]*$"
     for damaged in (whole[:-1], b"<!DOCTYPE html>"):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=rf"^{re.escape(str(path))} [^\n]*remove[^\n]*$"):
-            SmallNORBDataModule(directory=str(real), source=source).setup("fit")
+        with pytest.raises(DataError, match=named):
+            norb(real, source).setup("fit")
     path.unlink()
-    message = r"holds 5 of the 6 files of smallNORB; missing .*-training-cat\.mat"
-    with pytest.raises(DataError, match=message):
-        SmallNORBDataModule(directory=str(real), source=source).setup("fit")
+    missing = r"holds 5 of the 6 files of smallNORB; missing .*-training-cat\.mat"
+    with pytest.raises(DataError, match=missing):
+        norb(real, source).setup("fit")
 
 
 # --- without the real files
@@ -173,39 +184,45 @@ def test_download_goes_into_place_and_is_verified(tmp_path, published, monkeypat
         return (published / name).read_bytes()
 
     asked = answer_downloads(monkeypatch, answer)
-    data = SmallNORBDataModule(directory=str(tmp_path / "data"), source="real")
+    directory = tmp_path / "data"
+    data = norb(directory)
     data.setup("fit")
     assert data.provenance["source"] == "real"
     assert len(asked) == 6 * (down + 1)
-    files = data.real_source.folder.iterdir()
-    assert {path.name for path in files} == {*smallnorb.PUBLISHED}
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["smallNORB"]
+    names = {path.name for path in data.real_source.folder.iterdir()}
+    assert names == {*smallnorb.PUBLISHED}
+    assert [*directory.iterdir()] == [directory / "smallNORB"]
 
 
 def test_source_real_without_network_names_the_missing_files(tmp_path):
-    data = SmallNORBDataModule(directory=str(tmp_path), source="real")
+    data = norb(tmp_path)
     with pytest.raises(DataError, match=r"no network in tests.*CAPSULE_LAB_DATA") as caught:
         data.setup("fit")
+    message = str(caught.value)
     for part in (str(tmp_path / "smallNORB"), *smallnorb.PUBLISHED):
-        assert part in str(caught.value)
+        assert part in message
     assert data.sets == {}
 
 
 @pytest.mark.parametrize(
-    ("source", "size", "folder"), [("auto", "full", "48x48"), ("standin", "small", "48x48-small")]
+    ("source", "size", "folder"),
+    [
+        ("auto", "full", "48x48"),
+        ("standin", "small", "48x48-small"),
+    ],
 )
 def test_provenance_of_the_standin_is_its_record(toynorb, caplog, source, size, folder):
-    data = SmallNORBDataModule(directory=str(toynorb), source=source, standin=size)
+    data = norb(toynorb, source, standin=size)
     with caplog.at_level(logging.WARNING, "capsule_lab"):
         data.prepare_data()
-    (record,) = caplog.records
-    assert "STAND-IN" in record.getMessage()
-    written = json.loads((toynorb / "toynorb" / folder / "provenance.json").read_text())
+    (message,) = caplog.messages
+    assert "STAND-IN" in message
+    record = toynorb / "toynorb" / folder / "provenance.json"
     assert data.provenance == {
         "source": "standin",
         "name": toynorb_files.STANDIN_NAME,
         "generator": "toynorb",
-        **written,
+        **json.loads(record.read_text()),
     }
 
 
@@ -223,12 +240,19 @@ def rendered(tmp_path) -> Path:
 
 def read_rendered(folder: Path, stage: str = "fit") -> None:
     directory = folder.parent.parent
-    SmallNORBDataModule(directory=str(directory), source="standin").setup(stage)
+    norb(directory, "standin").setup(stage)
 
 
 @pytest.mark.parametrize(("stage", "part"), [("fit", "training"), ("test", "testing")])
 @pytest.mark.parametrize(
-    ("content", "place"), [("dat", -1), ("dat", 30), ("cat", 20), ("info", 20), ("info", -8)]
+    ("content", "place"),
+    [
+        ("dat", -1),
+        ("dat", 30),
+        ("cat", 20),
+        ("info", 20),
+        ("info", -8),
+    ],
 )
 def test_rendered_files_must_match_their_record(rendered, stage, part, content, place):
     read_rendered(rendered, stage)
@@ -244,7 +268,8 @@ def test_rendered_files_must_match_their_record(rendered, stage, part, content, 
 def test_damaged_value_of_a_record_is_refused(rendered, name, value):
     file = rendered / "provenance.json"
     record = json.loads(file.read_text())
-    file.write_text(json.dumps({**record, name: value}))
+    record[name] = value
+    file.write_text(json.dumps(record))
     with pytest.raises(DataError, match="do not match their SHA-256"):
         read_rendered(rendered)
 
@@ -334,8 +359,10 @@ def test_mislabelled_files_are_refused_with_one_message(rendered, content, array
 
 def test_unpacked_file_is_preferred_to_the_archive(tmp_path):
     folder = write_set(tmp_path, side=48)
-    (folder / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz").write_bytes(b"not looked at")
-    assert smallnorb.load_part(folder, "training", "subsample").images.shape == (100, 2, 48, 48)
+    archive = folder / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz"
+    archive.write_bytes(b"not looked at")
+    images = smallnorb.load_part(folder, "training", "subsample").images
+    assert images.shape == (100, 2, 48, 48)
     write_set(folder, side=48, size="48x48")
     message = r"holds .*48x48-training-cat\.mat.* expected one such file"
     with pytest.raises(DataError, match=message):
@@ -352,7 +379,7 @@ COLUMN = {"azimuth": 2, "elevation": 1}
 def assert_is_split(one: np.ndarray, other: np.ndarray) -> None:
     """Every image is on one of the two sides."""
     both = np.sort(np.concatenate([one, other]))
-    np.testing.assert_array_equal(both, np.arange(24_300))
+    assert_array_equal(both, np.arange(24_300))
 
 
 @pytest.mark.parametrize(
@@ -401,14 +428,16 @@ def test_no_toy_is_in_training_and_validation(seed, held_out):
     train, validation = by_instance(held_out, seed)
     assert_is_split(train, validation)
     assert len(validation) == 4_860 * held_out
-    assert toys(train).isdisjoint(toys(validation))
-    toys_of_class = Counter(label for label, _ in toys(validation))
+    held_out_toys = toys(validation)
+    assert toys(train).isdisjoint(held_out_toys)
+    toys_of_class = Counter(label for label, _ in held_out_toys)
     assert toys_of_class == dict.fromkeys(range(5), held_out)
 
 
 def test_split_by_instance_is_the_one_we_publish():
     train, validation = by_instance()
-    assert toys(validation) == HELD_OUT  # of the real set too, whose rows are in another order
+    # the toys of the real set too, whose rows are in another order
+    assert toys(validation) == HELD_OUT
     assert (index_hash(train), index_hash(validation)) == SPLIT
 
 
@@ -440,14 +469,16 @@ def test_invalid_folds_and_instances_are_refused(options, message):
 @pytest.mark.parametrize(("split", "share"), [("full", 1), ("azimuth", 2), ("elevation", 2)])
 def test_training_and_validation_come_from_the_training_viewpoints(standin, stereo, split, share):
     data = standin("fit", split=split, stereo=stereo)
-    train, validation = data.sets["train"], data.sets["val"]
+    train = data.sets["train"]
+    validation = data.sets["val"]
     samples = (100 if stereo == "channels" else 200) // share
     assert len(train.labels) == samples * 4 // 5
     assert len(validation.labels) == samples // 5
     assert toys_of(train).isdisjoint(toys_of(validation))
     if split != "full":
-        assert viewpoints_of(train, split) <= {*FAMILIAR[split]}
-        assert viewpoints_of(validation, split) <= {*FAMILIAR[split]}
+        familiar = {*FAMILIAR[split]}
+        assert viewpoints_of(train, split) <= familiar
+        assert viewpoints_of(validation, split) <= familiar
 
 
 def viewpoints_of(images: Images, split: str) -> set[int]:
@@ -455,22 +486,29 @@ def viewpoints_of(images: Images, split: str) -> set[int]:
     return set(images.factors[:, COLUMN[split]].tolist())
 
 
+def assert_same_images(images: Images, expected: Images) -> None:
+    assert images.images.equal(expected.images)
+
+
 @pytest.mark.parametrize("split", ["azimuth", "elevation"])
 def test_validation_from_novel_viewpoints(standin, split):
     """Its toys are the held-out ones; a network that trains on all viewpoints has the same validation sets."""
-    plain = standin("fit", split=split)
-    data = standin("fit", split=split, validation="instance_all_viewpoints")
-    upper = standin("fit", split=f"{split}_all", validation="instance_all_viewpoints")
-    assert data.val_names == upper.val_names == ("val", "novel_val")
-    assert data.sets["train"].images.equal(plain.sets["train"].images)
-    assert data.sets["val"].images.equal(plain.sets["val"].images)
-    assert data.sets["val"].images.equal(upper.sets["val"].images)
-    assert data.sets["novel_val"].images.equal(upper.sets["novel_val"].images)
+    validation = "instance_all_viewpoints"
+    plain = standin("fit", split=split).sets
+    data = standin("fit", split=split, validation=validation)
+    upper = standin("fit", split=f"{split}_all", validation=validation)
+    assert data.val_names == ("val", "novel_val")
+    assert upper.val_names == ("val", "novel_val")
+    assert_same_images(data.sets["train"], plain["train"])
+    assert_same_images(data.sets["val"], plain["val"])
+    assert_same_images(data.sets["val"], upper.sets["val"])
+    assert_same_images(data.sets["novel_val"], upper.sets["novel_val"])
     assert toys_of(data.sets["novel_val"]) == toys_of(data.sets["val"])
     viewpoints = {name: viewpoints_of(images, split) for name, images in upper.sets.items()}
     assert viewpoints["novel_val"].isdisjoint(FAMILIAR[split])
     assert viewpoints["train"] == viewpoints["val"] | viewpoints["novel_val"]
-    assert len(upper.sets["train"].labels) == 2 * len(data.sets["train"].labels)
+    size = len(data.sets["train"].labels)
+    assert len(upper.sets["train"].labels) == 2 * size
     for loader, name in zip(data.val_dataloader(), data.val_names, strict=True):
         assert len(loader.dataset) == len(data.sets[name].labels)
 
@@ -484,9 +522,11 @@ def test_validation_from_novel_viewpoints_needs_a_split(standin):
 @pytest.mark.parametrize("split", ["azimuth", "elevation"])
 def test_familiar_and_novel_viewpoints_are_separate_test_sets(standin, split):
     data = standin("test", training=False, testing=True, split=split, eval_batch_size=20)
-    assert set(data.sets) == set(data.test_parts) == {"familiar", "novel"}
+    assert set(data.sets) == {"familiar", "novel"}
+    assert set(data.test_parts) == {"familiar", "novel"}
     familiar, novel = data.test_dataloader()
-    assert len(familiar) == len(novel) == 3
+    assert len(familiar) == 3
+    assert len(novel) == 3
     assert viewpoints_in(familiar, split) <= {*FAMILIAR[split]}
     assert viewpoints_in(novel, split).isdisjoint(FAMILIAR[split])
 
@@ -512,13 +552,17 @@ def test_provenance_states_the_split(standin, options, train, val):
     split = dict(data.provenance["split"])
     del split["hash"]
     assert split == {"validation": "instance", "train_images": train, "val_images": val}
-    assert data.sets["train"].labels.bincount().tolist() == [train // 5] * 5
+    of_each_class = data.sets["train"].labels.bincount()
+    assert of_each_class.tolist() == [train // 5] * 5
     assert json.loads(json.dumps(data.provenance)) == data.provenance
 
 
 def test_provenance_distinguishes_splits(standin):
-    modules = [standin("fit", **options) for options, _, _ in SPLITS]
-    assert len({data.provenance["split"]["hash"] for data in modules}) == len(SPLITS)
+    hashes = set()
+    for options, _, _ in SPLITS:
+        data = standin("fit", **options)
+        hashes.add(data.provenance["split"]["hash"])
+    assert len(hashes) == len(SPLITS)
 
 
 # --- what the network sees
@@ -563,13 +607,15 @@ def test_batch_has_the_shape_and_the_factors_of_the_spec(
 def test_separate_eyes_are_samples_with_the_factors_of_their_pair(standin):
     pairs = standin("test", stereo="channels").sets["test"]
     eyes = standin("test", stereo="separate").sets["test"]
-    assert len(eyes.labels) == 2 * len(pairs.labels)
+    number = 2 * len(pairs.labels)
+    assert len(eyes.labels) == number
     for eye in (0, 1):
-        of_eye = eyes.subset(torch.arange(eye, len(eyes.labels), 2))
+        of_eye = eyes.subset(torch.arange(eye, number, 2))
+        factors = of_eye.factors
         assert of_eye.images[:, 0].equal(pairs.images[:, eye])
         assert of_eye.labels.equal(pairs.labels)
-        assert of_eye.factors[:, :4].equal(pairs.factors)
-        assert (of_eye.factors[:, 4] == eye).all()
+        assert factors[:, :4].equal(pairs.factors)
+        assert (factors[:, 4] == eye).all()
 
 
 def standardised(image: np.ndarray) -> np.ndarray:
@@ -596,34 +642,38 @@ def still(image: np.ndarray, preprocessing: str, top: int = 8, left: int = 8) ->
 @pytest.mark.parametrize("preprocessing", ["official", "paper"])
 @pytest.mark.parametrize("name", ["val", "test", "train"])
 def test_image_without_augmentation_is_the_standardised_central_crop(standin, name, preprocessing):
-    data = standin(
-        "fit", "test", training=name == "train", augment=False, preprocessing=preprocessing
-    )
+    training = name == "train"
+    options = {"augment": False, "preprocessing": preprocessing}
+    data = standin("fit", "test", training=training, **options)
     stored, seen = first_batch(data, name)
     for image, pixels in zip(seen.images, stored.images.double(), strict=True):
         expected = still(pixels.numpy(), preprocessing)
-        np.testing.assert_allclose(image.numpy(), expected, atol=1e-5)
+        assert_allclose(image, expected, atol=1e-5)
 
 
 def augmented(pixels: np.ndarray, key: torch.Tensor, preprocessing: str) -> np.ndarray:
     """A training image as published; each sample has four random numbers, which both eyes share."""
-    brightness, contrast = (63.0, 0.8) if preprocessing == "official" else (2.0, 0.5)
+    is_official = preprocessing == "official"
+    brightness, contrast = (63.0, 0.8) if is_official else (2.0, 0.5)
     added = random_uniform(key, 0, -brightness, brightness).item()
     factor = random_uniform(key, 1, 1 - contrast, 1 + contrast).item()
     top = random_integers(key, 2, 0, 16).item()
     left = random_integers(key, 3, 0, 16).item()
-    if preprocessing == "official":
-        return standardised(cropped(jittered(pixels, added, factor), top, left))
-    return jittered(cropped(standardised(pixels), top, left), added, factor)
+    if is_official:
+        crop = cropped(jittered(pixels, added, factor), top, left)
+        return standardised(crop)
+    crop = cropped(standardised(pixels), top, left)
+    return jittered(crop, added, factor)
 
 
 @pytest.mark.parametrize("preprocessing", ["official", "paper"])
 def test_training_images_equal_the_published_steps_one_by_one(standin, preprocessing):
-    stored, seen = first_batch(standin("fit", preprocessing=preprocessing), "train")
+    data = standin("fit", preprocessing=preprocessing)
+    stored, seen = first_batch(data, "train")
     samples = zip(seen.images, stored.images.double(), stored.key, strict=True)
     for image, pixels, key in samples:
         expected = augmented(pixels.numpy(), key, preprocessing)
-        np.testing.assert_allclose(image.numpy(), expected, atol=1e-4)
+        assert_allclose(image, expected, atol=1e-4)
 
 
 def training_images(data: SmallNORBDataModule) -> torch.Tensor:
@@ -636,7 +686,7 @@ def test_brightness_of_the_official_code_changes_nothing(standin, brightness):
     """The final standardisation undoes it."""
     without = training_images(standin("fit", brightness=0.0))
     brighter = training_images(standin("fit", brightness=brightness))
-    torch.testing.assert_close(brighter, without, rtol=0, atol=1e-4)
+    assert_close(brighter, without, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("stereo", "differs"), [("separate", False), ("channels", True)])
@@ -645,8 +695,8 @@ def test_contrast_of_the_official_code_changes_only_the_offset_between_eyes(
 ):
     without = training_images(standin("fit", contrast=0.0, stereo=stereo))
     changed = training_images(standin("fit", contrast=0.7, stereo=stereo))
-    difference = (changed - without).abs().max().item()
-    assert (difference > 1e-3) is differs
+    difference = (changed - without).abs().max()
+    assert bool(difference > 1e-3) is differs
 
 
 # --- 13 crops
@@ -662,18 +712,21 @@ OFFICIAL_13 = [
 
 @pytest.mark.parametrize("preprocessing", ["official", "paper"])
 def test_thirteen_crops_are_those_of_the_official_code(standin, preprocessing):
-    data = standin("test", training=False, testing=True, test_crops=13, preprocessing=preprocessing)
+    options = {"test_crops": 13, "preprocessing": preprocessing}
+    data = standin("test", training=False, testing=True, **options)
     stored, seen = first_batch(data, "test")
     assert seen.images.shape == (100, 13, 2, 32, 32)
     assert seen.labels.shape == (100,)
     assert seen.factors.shape == (100, 4)
-    for number, pixels in enumerate(stored.images[:5].double().numpy()):
+    first_images = stored.images[:5].double().numpy()
+    for number, pixels in enumerate(first_images):
         for crop, (top, left) in zip(seen.images[number], OFFICIAL_13, strict=True):
             expected = still(pixels, preprocessing, top, left)
-            np.testing.assert_allclose(crop.numpy(), expected, atol=1e-5)
+            assert_allclose(crop, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "training"), [("train", True), ("val", False), ("train", False)])
 def test_thirteen_crops_are_used_only_in_the_test(standin, name, training):
-    _, seen = first_batch(standin("fit", training=training, test_crops=13), name)
+    data = standin("fit", training=training, test_crops=13)
+    _, seen = first_batch(data, name)
     assert seen.images.shape[1:] == (2, 32, 32)

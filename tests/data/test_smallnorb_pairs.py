@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor
+from torch.testing import assert_close
 
 from capsule_lab.data import SmallNORBPairsDataModule
 from capsule_lab.data.loader import Images
@@ -47,32 +49,40 @@ ELEVATION_ALONE = [
 
 
 @pytest.mark.parametrize(
-    ("cameras", "golden"), [((0, 30, 20, 35), BOTH_ANGLES), ((70, 30, 70, 35), ELEVATION_ALONE)]
+    ("cameras", "golden"),
+    [
+        ((0, 30, 20, 35), BOTH_ANGLES),
+        ((70, 30, 70, 35), ELEVATION_ALONE),
+    ],
 )
 def test_rotation_equals_golden_values(cameras: tuple[int, ...], golden: list[list[float]]) -> None:
-    torch.testing.assert_close(rotation(*cameras), torch.tensor(golden), atol=1e-7, rtol=0)
+    expected = torch.tensor(golden)
+    assert_close(rotation(*cameras), expected, atol=1e-7, rtol=0)
 
 
 def test_rotations_compose_from_the_left() -> None:
     first = rotation(0, 30, 20, 35)
     second = rotation(20, 35, 60, 40)
     both = rotation(0, 30, 60, 40)
-    torch.testing.assert_close(second @ first, both, atol=1e-6, rtol=0)
+    assert_close(second @ first, both, atol=1e-6, rtol=0)
     assert not torch.allclose(first @ second, both, atol=1e-3)
     from_elsewhere = rotation(140, 30, 160, 35)
-    torch.testing.assert_close(from_elsewhere, first, atol=1e-6, rtol=0)
+    assert_close(from_elsewhere, first, atol=1e-6, rtol=0)
+
+
+def frame(elevation: int, azimuth: int) -> np.ndarray:
+    """The axes of the rendering camera: right, up, and towards the viewer."""
+    seen = view(make_toy(CAR, 0), elevation, azimuth, 0)
+    backward = [-value for value in seen.forward]
+    rows = np.array([seen.right, seen.up, backward])
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize(("azimuth", "elevation"), [(0, 30), (20, 35), (140, 70)])
 def test_rotation_is_that_of_the_rendering_camera(azimuth: int, elevation: int) -> None:
-    def frame(elevation: int, azimuth: int) -> np.ndarray:
-        seen = view(make_toy(CAR, 0), elevation, azimuth, 0)
-        rows = np.array([seen.right, seen.up, [-value for value in seen.forward]])
-        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
     expected = frame(elevation, azimuth) @ frame(30, 0).T
     found = rotation(0, 30, azimuth, elevation)
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+    assert_allclose(found, expected, atol=1e-5)
 
 
 def test_neighbouring_views_equal_those_of_a_loop() -> None:
@@ -84,8 +94,10 @@ def test_neighbouring_views_equal_those_of_a_loop() -> None:
     for number, row in enumerate(rows[:40]):
         expected = {other for other, another in enumerate(rows) if are_neighbours(row, another)}
         count = counts[number]
-        assert {*neighbours[number, :count].tolist()} == expected
-        assert (neighbours[number, count:] == -1).all()
+        found = neighbours[number, :count]
+        padding = neighbours[number, count:]
+        assert {*found.tolist()} == expected
+        assert (padding == -1).all()
 
 
 def are_neighbours(one: list[int], other: list[int]) -> bool:
@@ -100,30 +112,40 @@ def are_neighbours(one: list[int], other: list[int]) -> bool:
 def test_pair_has_one_toy_and_lighting_and_the_rotation_between_its_views() -> None:
     images = toys()
     numbers = torch.arange(len(images.labels))
-    high_and_low = torch.stack([numbers // 256, numbers % 256], 1)
-    pixels = high_and_low.to(torch.uint8).view(-1, 2, 1, 1)
-    pairs = ViewPairs(images._replace(images=pixels), 0, size=len(numbers), fixed=True)
+    # two channels of 8 bits hold the number of an image
+    channels = torch.stack([numbers // 256, numbers % 256], 1)
+    pixels = channels.to(torch.uint8).view(-1, 2, 1, 1)
+    numbered = images._replace(images=pixels)
+    pairs = ViewPairs(numbered, 0, size=len(numbers), fixed=True)
     batch = pairs[numbers, 0]
-    own, (high, low) = batch.images[:, :2], batch.images[:, 2:, 0, 0].long().T
+    own = batch.images[:, :2]
+    high, low = batch.images[:, 2:, 0, 0].long().T
     assert own.equal(pixels)
+    partner = 256 * high + low
     instance, elevation, azimuth, lighting = images.factors.T
-    partner = images.factors[256 * high + low]
-    other_instance, other_elevation, other_azimuth, other_lighting = partner.T
+    other_instance, other_elevation, other_azimuth, other_lighting = images.factors[partner].T
     assert other_instance.equal(instance)
     assert other_lighting.equal(lighting)
     expected = camera_rotation(
-        10 * azimuth, 30 + 5 * elevation, 10 * other_azimuth, 30 + 5 * other_elevation
+        10 * azimuth,
+        30 + 5 * elevation,
+        10 * other_azimuth,
+        30 + 5 * other_elevation,
     )
-    torch.testing.assert_close(batch.change, expected)
-    steps = torch.stack([(other_azimuth - azimuth) % 36, other_elevation - elevation], 1)
-    assert len(torch.unique(steps, dim=0)) == 9
+    assert_close(batch.change, expected)
+    turn = (other_azimuth - azimuth) % 36
+    rise = other_elevation - elevation
+    steps = torch.stack([turn, rise], 1)
+    assert len(steps.unique(dim=0)) == 9
 
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_only_pairs_that_are_fixed_are_the_same_in_every_epoch(fixed: bool) -> None:
     pairs = ViewPairs(toys(), 0, size=100, fixed=fixed)
     index = torch.arange(100)
-    assert pairs[index, 0].change.equal(pairs[index, 1].change) is fixed
+    first_epoch = pairs[index, 0]
+    second_epoch = pairs[index, 1]
+    assert first_epoch.change.equal(second_epoch.change) is fixed
 
 
 def test_pairs_are_whole_images_of_cars(toynorb: Path) -> None:
@@ -133,13 +155,15 @@ def test_pairs_are_whole_images_of_cars(toynorb: Path) -> None:
     assert module.spec.image_shape == (2, 48, 48)
     assert module.spec.change == (3, 3)
     for name in ("train", "val", "test"):
-        assert {*module.sets[name].labels.tolist()} == {CAR}
+        labels = module.sets[name].labels
+        assert (labels == CAR).all()
         stored = module.dataset(name)[torch.arange(3), 0]
         batch = module.transform_batch(stored, name)
-        assert batch.targets.shape == batch.images.shape == (3, 2, 48, 48)
+        assert batch.images.shape == (3, 2, 48, 48)
+        assert batch.targets.shape == (3, 2, 48, 48)
         means = batch.images.mean((1, 2, 3))
-        torch.testing.assert_close(means, torch.zeros(3), atol=1e-4, rtol=0)
+        assert_close(means, torch.zeros(3), atol=1e-4, rtol=0)
         unpaired = module.unpaired_batch(stored, name)
-        torch.testing.assert_close(unpaired.images, batch.images)
+        assert_close(unpaired.images, batch.images)
     assert len(module.dataset("test")) == 7
     assert "pairs of views of car" in module.provenance["name"]

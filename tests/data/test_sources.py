@@ -74,9 +74,11 @@ def downloads(real, monkeypatch, data_set) -> Callable[..., list[str]]:
     """A function that serves the small files with some changes and returns the requested addresses."""
 
     def make(**changes: bytes) -> list[str]:
-        served = data_set.files.downloads(data_set.files.CONTENTS | changes)
+        contents = data_set.files.CONTENTS | changes
+        served = data_set.files.downloads(contents)
         if data_set.source is CIFAR10Files:  # SVHN's files are what is checked
-            monkeypatch.setattr(cifar10, "ARCHIVE_MD5", md5(served[cifar10.ARCHIVE]))
+            archive_md5 = md5(served[cifar10.ARCHIVE])
+            monkeypatch.setattr(cifar10, "ARCHIVE_MD5", archive_md5)
         sums = {name.removesuffix(".gz"): md5(content) for name, content in served.items()}
         monkeypatch.setattr(mnist, "ARCHIVES", sums)
         return serve(monkeypatch, served)
@@ -88,11 +90,12 @@ def test_training_files_are_read_back_exactly(data_set, real, source):
     data = data_set.module(directory=str(real), source=source, validation="none")
     data.setup("fit")
     images, labels, factors = data.sets["train"]
+    expected = data_set.files.TRAINING
     assert factors is None
     assert images.dtype == torch.uint8
     assert images.is_contiguous()
-    assert images.equal(data_set.files.TRAINING.images)
-    assert labels.equal(data_set.files.TRAINING.labels)
+    assert images.equal(expected.images)
+    assert labels.equal(expected.labels)
     assert data.spec.classes == data_set.classes
     assert data.provenance == {
         "source": "real",
@@ -106,18 +109,24 @@ def test_test_file_is_read_back_exactly(data_set, real, source):
     data = data_set.module(directory=str(real), source=source)
     data.setup("test")
     assert set(data.sets) == {"test"}
-    assert data.sets["test"].images.equal(data_set.files.TEST.images)
-    assert data.sets["test"].labels.equal(data_set.files.TEST.labels)
+    found = data.sets["test"]
+    expected = data_set.files.TEST
+    assert found.images.equal(expected.images)
+    assert found.labels.equal(expected.labels)
 
 
 def test_validation_is_on_the_first_images(data_set, real):
     """SVHN's first images are of other houses than the rest."""
     data = data_set.module(directory=str(real), source="real", validation_share="1/10")
     data.setup("fit")
-    split, images = data.provenance["split"], data.sets["val"].images
-    assert (split["validation"], split["train_images"], split["val_images"]) == ("first", 54, 6)
+    split = data.provenance["split"]
+    assert split["validation"] == "first"
+    assert split["train_images"] == 54
+    assert split["val_images"] == 6
+    images = data.sets["val"].images
+    expected = data_set.files.TRAINING.images[:6]
     assert len(images) == 6
-    assert images.unique(dim=0).equal(data_set.files.TRAINING.images[:6].unique(dim=0))
+    assert images.unique(dim=0).equal(expected.unique(dim=0))
 
 
 def test_training_never_reads_the_test_file(data_set, real):
@@ -130,7 +139,11 @@ def test_training_never_reads_the_test_file(data_set, real):
 
 
 def test_missing_or_damaged_file_is_named_and_kept(data_set, real, source):
+    def set_up() -> None:
+        data_set.module(directory=str(real), source=source).setup("fit")
+
     number = len(data_set.files.CONTENTS)
+    found = f"{number - 1} of the {number} files of {data_set.source.name}"
     for file, whole in data_set.files.CONTENTS.items():
         path = real / data_set.source.path / file
         *_, last = whole
@@ -139,20 +152,20 @@ def test_missing_or_damaged_file_is_named_and_kept(data_set, real, source):
             path.write_bytes(content)
             message = rf"^{re.escape(str(path))} \({len(content)} bytes[^\n]*$"
             with pytest.raises(DataError, match=message):
-                data_set.module(directory=str(real), source=source).setup("fit")
+                set_up()
             assert path.read_bytes() == content
         path.unlink()
-        found = f"{number - 1} of the {number} files of {data_set.source.name}"
         message = f"holds {found}; missing {file}: add them"
         with pytest.raises(DataError, match=re.escape(message)):
-            data_set.module(directory=str(real), source=source).setup("fit")
+            set_up()
         path.write_bytes(whole)
 
 
 def test_file_of_another_format_is_refused_despite_its_checksum(data_set, real, monkeypatch):
-    *_, test_file = data_set.files.CONTENTS
+    files = data_set.files
+    *_, test_file = files.CONTENTS
     path = real / data_set.source.path / test_file
-    for kind, (content, message) in data_set.files.BROKEN.items():
+    for kind, (content, message) in files.BROKEN.items():
         path.write_bytes(content)
         monkeypatch.setitem(data_set.source.checksums, path.name, md5(content))
         data = data_set.module(directory=str(real), source="real")
@@ -184,21 +197,23 @@ def test_source_real_without_network_names_the_missing_files(
 
 def test_download_goes_into_place_and_is_verified(data_set, tmp_path, downloads, capfd, source):
     asked = downloads()
+    contents = data_set.files.CONTENTS
     data = data_set.module(directory=str(tmp_path / "elsewhere"), source=source)
     data.setup("test")
     assert data.provenance["source"] == "real"
-    assert len(asked) == len(data_set.files.downloads(data_set.files.CONTENTS))
+    assert len(asked) == len(data_set.files.downloads(contents))
     folder = data.real_source.folder
-    assert files_below(data.directory) == sorted(folder / name for name in data_set.files.CONTENTS)
+    assert files_below(data.directory) == sorted(folder / name for name in contents)
     assert data.sets["test"].images.equal(data_set.files.TEST.images)
     assert capfd.readouterr() == ("", "")
 
 
 def test_download_of_a_wrong_file_is_named(data_set, tmp_path, downloads):
     reason = ": .*known hash" if data_set.source is SVHNFiles else r" \(12 bytes"
-    for number, file in enumerate(data_set.files.CONTENTS):
+    for file in data_set.files.CONTENTS:
         downloads(**{file: b"a login page"})
-        data = data_set.module(directory=str(tmp_path / str(number)), source="real")
+        directory = tmp_path / f"without {file}"
+        data = data_set.module(directory=str(directory), source="real")
         with pytest.raises(DataError, match=re.escape(file) + reason):
             data.setup("fit")
 
@@ -220,14 +235,17 @@ def test_standin_has_one_warning_and_its_own_provenance(
     (message,) = caplog.messages
     assert message.startswith(f"STAND-IN DATA, not the real set: {reason}")
     assert "\n" not in message
-    name = f"stand-in for {data_set.source.name}: scikit-learn's 1797 handwritten digits"
-    assert data.provenance["source"] == "standin"
-    assert data.provenance["name"].startswith(name)
-    assert data.provenance["generator"].startswith("capsule_lab.data.standins.")
-    assert data.provenance["version"] >= 1
-    assert data.provenance["sha256"] == tensor_hash(data.standin_source.load(train=True))
-    assert json.loads(json.dumps(data.provenance)) == data.provenance
+    digits = "scikit-learn's 1797 handwritten digits"
+    training = data.standin_source.load(train=True)
+    test = data.standin_source.load(train=False)
+    provenance = data.provenance
+    assert provenance["source"] == "standin"
+    assert provenance["name"].startswith(f"stand-in for {data_set.source.name}: {digits}")
+    assert provenance["generator"].startswith("capsule_lab.data.standins.")
+    assert provenance["version"] >= 1
+    assert provenance["sha256"] == tensor_hash(training)
+    assert json.loads(json.dumps(provenance)) == provenance
     assert data.spec.classes == (), "digits do not have the names of the real classes"
     assert data.spec.num_classes == 10
-    assert data.sets["test"].images.equal(data.standin_source.load(train=False).images)
+    assert data.sets["test"].images.equal(test.images)
     assert files_below(tmp_path) == []

@@ -10,6 +10,7 @@ from capsule_lab.data.stratified import stratified_split
 MNIST_LABELS = np.arange(60_000, dtype=np.int64) * 7 % 10  # 6,000 of each class, as nearly in MNIST
 UNEVEN = np.repeat(np.arange(4, dtype=np.int64), [50, 30, 15, 5])
 SIXTH = Fraction(1, 6)
+FIFTH = Fraction(1, 5)
 
 
 @pytest.mark.parametrize(
@@ -51,16 +52,18 @@ def is_sorted_without_repetition(indices):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_stratified_takes_the_same_share_of_every_class(seed):
-    train, held_out = split_validation(UNEVEN, "stratified", Fraction(1, 5), seed)
-    assert np.bincount(UNEVEN[held_out]).tolist() == [10, 6, 3, 1]
-    assert np.bincount(UNEVEN[train]).tolist() == [40, 24, 12, 4]
+    train, held_out = split_validation(UNEVEN, "stratified", FIFTH, seed)
+    of_train = np.bincount(UNEVEN[train])
+    of_held_out = np.bincount(UNEVEN[held_out])
+    assert of_train.tolist() == [40, 24, 12, 4]
+    assert of_held_out.tolist() == [10, 6, 3, 1]
     assert is_sorted_without_repetition(train)
     assert is_sorted_without_repetition(held_out)
 
 
 def test_stratified_split_depends_on_the_seed():
-    one, _ = split_validation(UNEVEN, "stratified", Fraction(1, 5), seed=0)
-    other, _ = split_validation(UNEVEN, "stratified", Fraction(1, 5), seed=1)
+    one, _ = split_validation(UNEVEN, "stratified", FIFTH, seed=0)
+    other, _ = split_validation(UNEVEN, "stratified", FIFTH, seed=1)
     assert not np.array_equal(one, other)
 
 
@@ -84,7 +87,9 @@ def test_take_stratified_keeps_the_proportions_of_classes():
 @pytest.mark.parametrize("size", [1, 3, 20, 97, 99, 100])  # most of them cannot be in proportion
 def test_take_stratified_depends_on_size_and_seed(size):
     everything = np.arange(100)
-    one, again, other = [take_stratified(everything, UNEVEN, size, seed) for seed in (0, 0, 1)]
+    one = take_stratified(everything, UNEVEN, size, seed=0)
+    again = take_stratified(everything, UNEVEN, size, seed=0)
+    other = take_stratified(everything, UNEVEN, size, seed=1)
     assert len(np.unique(one)) == size
     assert np.array_equal(one, again)
     assert np.array_equal(one, other) is (size == 100)
@@ -93,11 +98,15 @@ def test_take_stratified_depends_on_size_and_seed(size):
 @pytest.mark.parametrize("seed", range(30))
 def test_stratified_split_is_that_of_scikit_learn(seed):
     generator = np.random.default_rng(seed)
-    counts = generator.integers(2, 200, size=generator.integers(2, 9))
-    labels = generator.permutation(np.repeat(3 * np.arange(len(counts)), counts))
-    size = int(generator.integers(len(counts), len(labels) - len(counts) + 1))
+    classes = generator.integers(2, 9)
+    counts = generator.integers(2, 200, size=classes)
+    in_order = np.repeat(3 * np.arange(classes), counts)
+    labels = generator.permutation(in_order)
+    number = len(labels)
+    size = int(generator.integers(classes, number - classes + 1))
+    found = stratified_split(labels, size, seed)
     expected = train_test_split(
-        np.arange(len(labels)), train_size=size, stratify=labels, random_state=seed
+        np.arange(number), train_size=size, stratify=labels, random_state=seed
     )
-    for ours, theirs in zip(stratified_split(labels, size, seed), expected, strict=True):
+    for ours, theirs in zip(found, expected, strict=True):
         assert np.array_equal(ours, np.sort(theirs))

@@ -5,6 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from torch.testing import assert_close
 from torchvision.transforms import v2
 
 from capsule_lab.data import transforms
@@ -36,14 +38,16 @@ def chi_square(values: torch.Tensor, cells: int) -> float:
     """The deviation of whole numbers below ``cells`` from a uniform distribution."""
     counts = values.bincount(minlength=cells)
     expected = len(values) / cells
-    return float(((counts - expected) ** 2 / expected).sum())
+    deviation = (counts - expected) ** 2 / expected
+    return float(deviation.sum())
 
 
 @pytest.mark.parametrize(("stream", "published"), [*enumerate(PUBLISHED)])
 def test_random_bits_are_the_published_splitmix64(stream, published):
-    assert splitmix(1234567, stream) == published
-    key = torch.tensor([1234567])
-    assert transforms.random_bits(key, stream).item() == published >> 1
+    seed = 1234567
+    assert splitmix(seed, stream) == published
+    bits = transforms.random_bits(torch.tensor([seed]), stream)
+    assert bits.item() == published >> 1
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2, 1000, 2**32])
@@ -65,32 +69,38 @@ def test_sample_key_equals_big_integers_in_any_order(seed, epoch):
     order = [59_999, 0, 1, 7]
     run = draw(seed, 0)
     expected = [draw(run ^ index, epoch + 1) for index in order]
-    assert transforms.sample_key(seed, epoch, torch.tensor(order)).tolist() == expected
+    found = transforms.sample_key(seed, epoch, torch.tensor(order))
+    assert found.tolist() == expected
 
 
 def test_no_two_samples_share_a_key():
     index = torch.arange(1000)
-    runs = product(range(5), range(10))
-    keys = torch.cat([transforms.sample_key(seed, epoch, index) for seed, epoch in runs])
-    assert len(keys.unique()) == len(keys) == 50_000
+    keys = []
+    for seed, epoch in product(range(5), range(10)):
+        keys.append(transforms.sample_key(seed, epoch, index))
+    different = torch.cat(keys).unique()
+    assert len(different) == 50_000
 
 
 def test_element_keys_are_different_and_do_not_depend_on_the_batch():
-    keys = transforms.element_keys(torch.tensor([3, 4, 5]), (2, 30, 40))
+    batch = torch.tensor([3, 4, 5])
+    keys = transforms.element_keys(batch, (2, 30, 40))
     assert keys.shape == (3, 2, 30, 40)
     assert len(keys.unique()) == keys.numel()
-    (alone,) = transforms.element_keys(torch.tensor([4]), (2, 30, 40))
+    (alone,) = transforms.element_keys(batch[1:2], (2, 30, 40))
     assert alone.equal(keys[1])
-    (smaller,) = transforms.element_keys(torch.tensor([4]), (30, 40))
+    (smaller,) = transforms.element_keys(batch[1:2], (30, 40))
     assert smaller.equal(keys[1, 0])
-    uniform = transforms.random_uniform(keys, 0, 0.0, 10.0).flatten()
-    assert chi_square(uniform.long(), 10) < 27.9  # 9 degrees of freedom: 1 in 1000
+    uniform = transforms.random_uniform(keys, 0, 0.0, 10.0)
+    digits = uniform.flatten().long()
+    assert chi_square(digits, 10) < 27.9  # 9 degrees of freedom: 1 in 1000
 
 
 @pytest.mark.parametrize(("low", "high"), [(-2, 2), (0, 1), (3, 3), (-1, 8)])
 def test_random_integers_cover_exactly_their_range(low, high):
-    values = transforms.random_integers(torch.arange(2000), 0, low, high)
-    assert values.unique().tolist() == list(range(low, high + 1))
+    keys = torch.arange(2000)
+    values = transforms.random_integers(keys, 0, low, high).unique()
+    assert values.tolist() == list(range(low, high + 1))
 
 
 @pytest.mark.parametrize(("epoch", "stream"), [(0, 1), (1, 0)], ids=["streams", "epochs"])
@@ -108,7 +118,8 @@ def shift_slowly(images: np.ndarray, down: list[int], right: list[int]) -> np.nd
     moved = np.zeros_like(images)
     batch, channels, height, width = images.shape
     for b, c, h, w in np.ndindex(batch, channels, height, width):
-        to_h, to_w = h + down[b], w + right[b]
+        to_h = h + down[b]
+        to_w = w + right[b]
         if 0 <= to_h < height and 0 <= to_w < width:
             moved[b, c, to_h, to_w] = images[b, c, h, w]
     return moved
@@ -117,17 +128,19 @@ def shift_slowly(images: np.ndarray, down: list[int], right: list[int]) -> np.nd
 @pytest.mark.parametrize("largest", [2, 3, 5])
 def test_shift_moves_each_image_by_its_own_offset(largest):
     images = torch.arange(1.0, 25 * 2 * 5 * 7 + 1).reshape(25, 2, 5, 7)
-    down, right = torch.cartesian_prod(torch.arange(-2, 3), torch.arange(-2, 3)).T
+    offsets = torch.arange(-2, 3)
+    down, right = torch.cartesian_prod(offsets, offsets).T
     moved = transforms.shift(images, down, right, largest)
     expected = shift_slowly(images.numpy(), down.tolist(), right.tolist())
-    np.testing.assert_array_equal(moved.numpy(), expected)
+    assert_array_equal(moved, expected)
 
 
 def test_crop_takes_each_image_from_its_own_corner():
-    images = torch.arange(25 * 2 * 7 * 8, dtype=torch.float32).reshape(25, 2, 7, 8)
-    tops, lefts = torch.cartesian_prod(torch.arange(5), torch.arange(5)).T
+    images = torch.arange(25.0 * 2 * 7 * 8).reshape(25, 2, 7, 8)
+    corners = torch.cartesian_prod(torch.arange(5), torch.arange(5))
+    tops, lefts = corners.T
     cropped = transforms.crop(images, tops, lefts, 3)
-    for number, (top, left) in enumerate(product(range(5), range(5))):
+    for number, (top, left) in enumerate(corners.tolist()):
         expected = images[number, :, top : top + 3, left : left + 3]
         assert cropped[number].equal(expected)
 
@@ -148,21 +161,28 @@ def test_thirteen_corners_are_the_centre_and_two_diagonals(size, steps):
 
 
 def test_to_unit_interval_fills_the_interval_evenly():
-    pixels = transforms.to_unit_interval(torch.arange(256, dtype=torch.uint8))
-    torch.testing.assert_close(pixels, torch.linspace(0, 1, 256))
+    pixels = torch.arange(256, dtype=torch.uint8)
+    assert_close(transforms.to_unit_interval(pixels), torch.linspace(0, 1, 256))
 
 
 def test_standardise_limits_the_deviation_from_below():
+    pixels = 2 * 32 * 32
     images = torch.full((2, 2, 32, 32), 7.0)
     # deviation 0.5 * sqrt(2047) / 2048 = 0.011, below 1 / sqrt(2048) = 0.022
     images[1, 0, 0, 0] = 7.5
-    standard = transforms.standardise(images)
-    assert standard[0].equal(torch.zeros(2, 32, 32))
-    torch.testing.assert_close(standard[1, 0, 0, 0], torch.tensor(0.5 * 2047 / 2048 * 2048**0.5))
+    even, uneven = transforms.standardise(images)
+    assert even.equal(torch.zeros(2, 32, 32))
+    above_mean = 0.5 * (pixels - 1) / pixels
+    expected = torch.tensor(above_mean * pixels**0.5)
+    assert_close(uneven[0, 0, 0], expected)
 
 
 @pytest.mark.parametrize(
-    ("around", "rows"), [("border", [[1, 1, 1], [4, 4, 4]]), ("zeros", [[0, 0, 1], [0, 0, 4]])]
+    ("around", "rows"),
+    [
+        ("border", [[1, 1, 1], [4, 4, 4]]),
+        ("zeros", [[0, 0, 1], [0, 0, 4]]),
+    ],
 )
 def test_affine_pads_with_zeros_or_the_border(around, rows):
     image = torch.arange(1.0, 7).view(1, 1, 2, 3)
@@ -177,11 +197,19 @@ def test_affine_pads_with_zeros_or_the_border(around, rows):
         down=zero,
         around=around,
     )
-    torch.testing.assert_close(moved[0, 0], torch.tensor(rows).float())
+    expected = torch.tensor(rows).float()
+    assert_close(moved[0, 0], expected)
 
 
 @pytest.mark.parametrize(
-    ("rotation", "shear"), [(0.0, 0.0), (0.3, 0.2), (-0.2, 0.1), (1.6, 0.0), (3.0, -0.5)]
+    ("rotation", "shear"),
+    [
+        (0.0, 0.0),
+        (0.3, 0.2),
+        (-0.2, 0.1),
+        (1.6, 0.0),
+        (3.0, -0.5),
+    ],
 )
 @pytest.mark.parametrize(("scale_x", "scale_y"), [(0.8, 1.2), (1.2, 0.8), (1.0, 1.0)])
 @pytest.mark.parametrize(("right", "down"), [(0.0, 0.0), (3.0, -5.0)])
@@ -198,12 +226,18 @@ def test_affine_equals_that_of_scipy(rotation, shear, scale_x, scale_y, right, d
         right=torch.tensor([right]),
         down=torch.tensor([down]),
     )
-    np.testing.assert_allclose(moved[0, 0].numpy(), expected, atol=2e-4)
+    assert_allclose(moved[0, 0], expected, atol=2e-4)
 
 
 def test_transform_each_seeds_the_pipeline_with_the_key_of_the_image():
-    whole = v2.ToDtype(torch.float32, scale=True)
-    pipeline = v2.Compose([v2.RandomCrop(8), v2.RandomHorizontalFlip(), whole, v2.GaussianNoise()])
+    pipeline = v2.Compose(
+        [
+            v2.RandomCrop(8),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.GaussianNoise(),
+        ]
+    )
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (3, 3, 10, 10), dtype=torch.uint8, generator=generator)
     key = torch.tensor([7, 2**62 + 5, 0])

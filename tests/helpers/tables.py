@@ -19,12 +19,14 @@ from hydra.core.hydra_config import HydraConfig
 from capsule_lab import runs
 from capsule_lab.__main__ import main
 from capsule_lab.commands import load
+from capsule_lab.commands.tables import read_table
 from capsule_lab.config.declaration import Command
 from capsule_lab.launchers import Job
 from capsule_lab.system import protocol
 from capsule_lab.tables import expand
 from capsule_lab.tables.cells import Cell, EvaluationCell, SeededConfig, TrainingCell
 from capsule_lab.tables.evaluations import result_file
+from capsule_lab.tables.summary import Entry, summarise
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
 
 TINY = [
@@ -164,6 +166,16 @@ def contents(folder: Path) -> dict[str, dict[str, tuple[int, bytes]]]:
             if file.is_file():
                 found[run.name][file.name] = (file.stat().st_mtime_ns, file.read_bytes())
     return found
+
+
+def cells_of(file: Path, overrides: Sequence[str] = (), **options: Any) -> list[Any]:
+    """The cells of a table in a file, as its runs are now; ``options`` are those of ``expand``."""
+    return expand.expand(read_table(file), overrides, **options)
+
+
+def entries_of(file: Path, overrides: Sequence[str] = ()) -> list[Entry]:
+    """The lines of the report of a table in a file, as its runs are now."""
+    return summarise(read_table(file), overrides)
 
 
 def statuses(cells: Sequence[Cell]) -> list[str]:

@@ -21,7 +21,12 @@ from tests.helpers.damage import damages
 def test_run_has_weights_and_facts_of_its_training(trained: Trained, tmp_path: Path) -> None:
     best = trained.directory / "checkpoints" / "best.ckpt"
     last = trained.directory / "checkpoints" / "last.ckpt"
-    for path, file in ((trained.directory, best), (best, best), (last, last)):
+    config = to_container(trained.config)
+    for path, file in (
+        (trained.directory, best),
+        (best, best),
+        (last, last),
+    ):
         run = runs.open(path)
         checkpoint = torch.load(file, weights_only=True)
         record = checkpoint["capsule_lab"]
@@ -30,19 +35,21 @@ def test_run_has_weights_and_facts_of_its_training(trained: Trained, tmp_path: P
         assert run.step == checkpoint["global_step"]
         assert run.seconds == record["seconds"]
         assert run.provenance == record["provenance"]
-        expected = to_container(trained.config)
-        assert to_container(run.config) == expected | {"module": run.config.module}
+        assert to_container(run.config) == {**config, "module": run.config.module}
         assert run.spec.image_shape == (1, 28, 28)
         assert run.spec.num_classes == 10
         assert run.spec.labels_per_image == 1
-        assert not any(part.training for part in run.module.modules())
         assert run.network is run.module.network
+        for part in run.module.modules():
+            assert not part.training
         for name, weight in run.network.state_dict().items():
-            assert torch.equal(weight, checkpoint["state_dict"][f"network.{name}"])
+            expected = checkpoint["state_dict"][f"network.{name}"]
+            assert torch.equal(weight, expected)
 
 
 def test_single_file_is_a_run(trained: Trained, tmp_path: Path) -> None:
-    shutil.copy(trained.directory / "checkpoints" / "last.ckpt", tmp_path / "mine.ckpt")
+    last = trained.directory / "checkpoints" / "last.ckpt"
+    shutil.copy(last, tmp_path / "mine.ckpt")
     run = runs.open("mine.ckpt")
     assert run.checkpoint == Path("mine.ckpt")
     assert run.directory == tmp_path
@@ -50,14 +57,21 @@ def test_single_file_is_a_run(trained: Trained, tmp_path: Path) -> None:
         runs.open("nowhere")
 
 
-def test_batches_of_a_run_are_ready_for_its_network(trained: Trained) -> None:
+@pytest.mark.parametrize(("split", "images"), [("train", 256), ("val", 240), ("test", 359)])
+def test_batches_of_a_run_are_ready_for_its_network(
+    trained: Trained, split: str, images: int
+) -> None:
     run = runs.open(trained.directory)
-    for split, images in (("train", 256), ("val", 240), ("test", 359)):
-        batches = list(run.batches(split))
-        assert sum(len(batch.labels) for batch in batches) == images
-        assert all(batch.images.dtype == torch.float32 for batch in batches)
-        assert run.network(batches[0].images).scores.shape == (len(batches[0].labels), 10)
-        assert split == "train" or torch.equal(next(run.batches(split)).images, batches[0].images)
+    batches = list(run.batches(split))
+    for batch in batches:
+        assert batch.images.dtype == torch.float32
+    assert sum(len(batch.labels) for batch in batches) == images
+    first, *_ = batches
+    scores = run.network(first.images).scores
+    assert scores.shape == (len(first.labels), 10)
+    if split != "train":
+        again = next(run.batches(split))
+        assert torch.equal(again.images, first.images)
 
 
 def test_data_is_that_of_training_unless_options_differ(trained: Trained, real: Path) -> None:

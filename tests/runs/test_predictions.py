@@ -10,6 +10,7 @@ import pytest
 
 from capsule_lab import runs
 from capsule_lab.errors import RunError
+from capsule_lab.runs.predictions import read, write
 from tests.helpers.commands import Trained
 
 VALUES = {"label": [[1, 2], [0, 3]], "prediction": [[1, 2], [0, 2]], "margin": [0.5, -1.0]}
@@ -17,33 +18,20 @@ ARRAYS = {name: np.array(values) for name, values in VALUES.items()}
 
 
 def test_a_run_leaves_the_predictions_of_its_test(trained: Trained) -> None:
-    found = runs.predictions.read(trained.directory, trained.result)
-    assert 100 * found.wrong.mean() == pytest.approx(trained.result["test"]["error"])
-    assert ((found.margin < 0) == found.wrong).all()
+    found = read(trained.directory, trained.result)
+    error = 100 * found.wrong.mean()
+    assert error == pytest.approx(trained.result["test"]["error"])
+    is_negative = found.margin < 0
+    assert (is_negative == found.wrong).all()
     assert found.label.shape == found.prediction.shape
     assert found.cluster is None
     assert found.part is None
 
 
 def test_predictions_of_several_labels_are_wrong_if_one_is(tmp_path: Path) -> None:
-    record = {"predictions": runs.predictions.write(tmp_path, "a/b.npz", ARRAYS)}
-    found = runs.predictions.read(tmp_path, record)
+    entry = write(tmp_path, "a/b.npz", ARRAYS)
+    found = read(tmp_path, {"predictions": entry})
     assert found.wrong.tolist() == [False, True]
-
-
-def test_missing_and_foreign_files_are_none_and_changed_ones_are_refused(tmp_path: Path) -> None:
-    entry = runs.predictions.write(tmp_path, "a.npz", ARRAYS)
-    foreign = {"predictions": {**entry, "file": "../a.npz"}}
-    missing = {"predictions": {**entry, "file": "b.npz"}}
-    changed = {"predictions": {**entry, "sha256": "0"}}
-    assert runs.predictions.read(tmp_path, {}) is None
-    assert runs.predictions.read(tmp_path / "b", foreign) is None
-    assert runs.predictions.read(tmp_path, missing) is None
-    with pytest.raises(RunError, match="is not the file of the run's test"):
-        runs.predictions.read(tmp_path, changed)
-    (tmp_path / "a.npz").write_bytes(b"no archive")
-    with pytest.raises(RunError, match="is no file of predictions"):
-        runs.predictions.read(tmp_path, record_of(tmp_path / "a.npz"))
 
 
 def record_of(file: Path) -> dict[str, Any]:
@@ -51,11 +39,32 @@ def record_of(file: Path) -> dict[str, Any]:
     return {"predictions": {"file": file.name, "sha256": runs.files.sha256(file)}}
 
 
-def test_files_with_objects_run_nothing(tmp_path: Path) -> None:
-    arrays = {**ARRAYS, "label": np.array([print, print], dtype=object)}
-    np.savez(tmp_path / "a.npz", **arrays)
+def test_missing_and_foreign_files_are_none(tmp_path: Path) -> None:
+    entry = write(tmp_path, "a.npz", ARRAYS)
+    foreign = {"predictions": {**entry, "file": "../a.npz"}}
+    missing = {"predictions": {**entry, "file": "b.npz"}}
+    assert read(tmp_path, {}) is None
+    assert read(tmp_path / "b", foreign) is None
+    assert read(tmp_path, missing) is None
+
+
+def test_changed_files_are_refused(tmp_path: Path) -> None:
+    entry = write(tmp_path, "a.npz", ARRAYS)
+    changed = {"predictions": {**entry, "sha256": "0"}}
+    with pytest.raises(RunError, match="is not the file of the run's test"):
+        read(tmp_path, changed)
+    file = tmp_path / "a.npz"
+    file.write_bytes(b"no archive")
     with pytest.raises(RunError, match="is no file of predictions"):
-        runs.predictions.read(tmp_path, record_of(tmp_path / "a.npz"))
+        read(tmp_path, record_of(file))
+
+
+def test_files_with_objects_run_nothing(tmp_path: Path) -> None:
+    objects = np.array([print, print], dtype=object)
+    file = tmp_path / "a.npz"
+    np.savez(file, **{**ARRAYS, "label": objects})
+    with pytest.raises(RunError, match="is no file of predictions"):
+        read(tmp_path, record_of(file))
 
 
 def saved(array: Any, **header: Any) -> bytes:
@@ -87,6 +96,14 @@ def both(array: Any) -> dict[str, bytes]:
     return {**FITTING, "label.npy": saved(array), "prediction.npy": saved(array)}
 
 
+def margin_of(array: Any) -> dict[str, bytes]:
+    return {**FITTING, "margin.npy": saved(array)}
+
+
+def with_clusters(array: Any) -> dict[str, bytes]:
+    return {**FITTING, "cluster.npy": saved(array)}
+
+
 MEMBERS: dict[str, dict[str, bytes]] = {
     "no label": {"prediction.npy": saved(LABELS), "margin.npy": saved(MARGIN)},
     "another array": {**FITTING, "more.npy": saved(LABELS)},
@@ -106,19 +123,19 @@ MEMBERS: dict[str, dict[str, bytes]] = {
     "an overflowing shape": label_of(saved(LABELS, shape=(2**62, 4))),
     "a negative shape": label_of(saved(LABELS, shape=(-2,))),
     "a shape of text": label_of(saved(LABELS, shape=("2",))),
-    "text": both(np.array(["a", "b"])),
+    "text": both(["a", "b"]),
     "floats": both(MARGIN),
-    "booleans": both(np.array([True, False])),
-    "complex": both(np.array([1j, 2])),
+    "booleans": both([True, False]),
+    "complex": both([1j, 2]),
     "dates": both(np.array([1, 2], "M8[s]")),
     "fields": both(np.zeros(2, [("a", "i4")])),
     "objects": label_of(saved(LABELS, descr="|O")),
-    "negative": both(np.array([-1, 2])),
-    "NaN": {**FITTING, "margin.npy": saved(np.array([np.nan, 1]))},
-    "a margin of integers": {**FITTING, "margin.npy": saved(LABELS)},
-    "a longer margin": {**FITTING, "margin.npy": saved(np.zeros(3))},
-    "clusters of another length": {**FITTING, "cluster.npy": saved(np.arange(3))},
-    "clusters of floats": {**FITTING, "cluster.npy": saved(MARGIN)},
+    "negative": both([-1, 2]),
+    "NaN": margin_of([np.nan, 1]),
+    "a margin of integers": margin_of(LABELS),
+    "a longer margin": margin_of(np.zeros(3)),
+    "clusters of another length": with_clusters(np.arange(3)),
+    "clusters of floats": with_clusters(MARGIN),
     "a part without dimensions": {**FITTING, "part.npy": saved(0)},
 }
 
@@ -163,32 +180,34 @@ def test_arrays_that_do_not_fit_are_refused_in_one_sentence(tmp_path: Path, cont
     file.write_bytes(content)
     message = r"^[^\n]*a\.npz is no file of predictions \([^\n]+\); evaluate the run again$"
     with pytest.raises(RunError, match=message):
-        runs.predictions.read(tmp_path, record_of(file))
+        read(tmp_path, record_of(file))
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_predictions_in_other_compressions_are_read(tmp_path: Path, compression: int) -> None:
     file = tmp_path / "a.npz"
     file.write_bytes(packed(FITTING, compression))
-    found = runs.predictions.read(tmp_path, record_of(file))
+    found = read(tmp_path, record_of(file))
     assert found.label.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["fifo", "folder", "link", "/dev/zero", "a\0b", "x" * 5000])
 def test_predictions_that_are_no_file_of_the_run_are_refused(tmp_path: Path, name: str) -> None:
     directory = tmp_path / "run"
+    secret = tmp_path / "secret"
+    secret.touch()
     (directory / "folder").mkdir(parents=True)
     os.mkfifo(directory / "fifo")
-    (tmp_path / "secret").touch()
-    (directory / "link").symlink_to(tmp_path / "secret")
+    (directory / "link").symlink_to(secret)
     record = {"predictions": {"file": name, "sha256": ""}}
     message = r"^[^\n]* cannot be read \([^\n]+\); evaluate the run again$"
     with pytest.raises(RunError, match=message):
-        runs.predictions.read(directory, record)
+        read(directory, record)
 
 
 def test_part_without_images_has_no_predictions(tmp_path: Path) -> None:
-    entry = runs.predictions.write(tmp_path, "a.npz", {**ARRAYS, "part": np.zeros(2, np.int32)})
-    found = runs.predictions.read(tmp_path, {"predictions": entry})
+    arrays = {**ARRAYS, "part": np.zeros(2, np.int32)}
+    entry = write(tmp_path, "a.npz", arrays)
+    found = read(tmp_path, {"predictions": entry})
     assert found.of_part(0).label.tolist() == found.label.tolist()
     assert found.of_part(1) is None

@@ -43,17 +43,20 @@ def index(file: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Call
 
 
 def test_a_file_is_the_same_run(file: Path, trained: Trained) -> None:
-    run, before = runs.open(file), runs.open(trained.directory)
+    run = runs.open(file)
+    before = runs.open(trained.directory)
     assert run.step == before.step
     assert run.seconds == before.seconds
     assert run.spec == before.spec
     assert run.provenance == before.provenance
+    found = run.network.state_dict()
     expected = before.network.state_dict()
-    torch.testing.assert_close(run.network.state_dict(), expected, rtol=0, atol=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
     with safe_open(file, "pt") as opened:
         text = opened.metadata()["capsule_lab"]
     assert str(trained.directory.parent) not in text, "no folders of this machine"
-    assert json.loads(text)["input_form"]["kind"] == "digit"
+    record = json.loads(text)
+    assert record["input_form"]["kind"] == "digit"
     again = file.with_name("again.safetensors")
     export(run, "safetensors", again)
     assert again.read_bytes() == file.read_bytes()
@@ -63,9 +66,11 @@ def test_a_name_is_loaded(index: Callable[..., None], trained: Trained) -> None:
     assert capsule_lab.weights() == ["tiny"]
     beside_runs = runs.directories.root() / "tiny"
     assert runs.open("tiny").directory == beside_runs, "where commands write results"
-    assert "tiny.safetensors: CapsNet" in repr(capsule_lab.load("tiny"))
+    shown = repr(capsule_lab.load("tiny"))
+    assert "tiny.safetensors: CapsNet" in shown
     entry = runs.ready_weights.index()["tiny"]
-    assert entry["error"] == pytest.approx(trained.result["test"]["error"], abs=1e-4)
+    error = trained.result["test"]["error"]
+    assert entry["error"] == pytest.approx(error, abs=1e-4)
     assert entry["commit"] == trained.result["commit"]
 
 
@@ -88,12 +93,14 @@ def test_another_file_than_that_of_the_index(
 def test_a_download_is_compared(
     index: Callable[..., None], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pooch.os_cache", lambda name: file.parent / "cache")
-    kept = file.parent / "cache" / "weights" / "far.safetensors"
+    cache = file.parent / "cache"
+    monkeypatch.setattr("pooch.os_cache", lambda name: cache)
+    kept = cache / "weights" / "far.safetensors"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(file.read_bytes())
     index(file="absent", url="https://localhost:1/far.safetensors")
-    assert capsule_lab.load("tiny").run.checkpoint == kept, "of the cache, without network"
+    loaded = capsule_lab.load("tiny")
+    assert loaded.run.checkpoint == kept, "of the cache, without network"
     kept.unlink()
     message = r"the weights tiny cannot be downloaded \(.*ConnectionError\)"
     with pytest.raises(RunError, match=message):
@@ -168,11 +175,13 @@ def test_a_damaged_file_is_refused(kind: str, file: Path) -> None:
 
 def test_files_of_the_package_are_those_of_its_index() -> None:
     folder = ROOT / "capsule_lab" / "runs" / "ready"
-    entries = json.loads((folder / "index.json").read_text())["weights"].values()
-    for entry in entries:
-        assert "/" not in entry["file"]
-        if (folder / entry["file"]).is_file():
-            content = (folder / entry["file"]).read_bytes()
+    index = json.loads((folder / "index.json").read_text())
+    for entry in index["weights"].values():
+        name = entry["file"]
+        assert "/" not in name
+        file = folder / name
+        if file.is_file():
+            content = file.read_bytes()
             assert len(content) == entry["bytes"]
             assert hashlib.sha256(content).hexdigest() == entry["sha256"]
         else:
@@ -184,18 +193,25 @@ def test_files_of_the_package_are_those_of_its_index() -> None:
 SHIPPED = runs.ready_weights.index()
 
 
+GUIDE = ROOT / "docs" / "guides" / "predict.md"
+
+
 def test_shipped_files_are_described_and_small() -> None:
-    page = (ROOT / "docs" / "guides" / "predict.md").read_text()
+    page = GUIDE.read_text()
     for name, entry in SHIPPED.items():
-        parameters = runs.open(name).network.parameters()
-        assert sum(weight.numel() for weight in parameters) == entry["parameters"]
+        weights = runs.open(name).network.parameters()
+        count = sum(weight.numel() for weight in weights)
+        assert count == entry["parameters"]
+        error = entry["error"]
+        megabytes = entry["bytes"] / 1e6
+        minutes = entry["seconds"] / 60
         overrides = entry["command"].removeprefix("python -m capsule_lab.train ")
         cells = [
             f"`{name}`",
-            "" if entry["error"] is None else f"{entry['error']:.2f} %",
-            f"{entry['parameters']:,}",
-            f"{entry['bytes'] / 1e6:.2f} MB",
-            f"{entry['seconds'] / 60:.0f} min",
+            "" if error is None else f"{error:.2f} %",
+            f"{count:,}",
+            f"{megabytes:.2f} MB",
+            f"{minutes:.0f} min",
             f"`{overrides}`",
         ]
         row = f"| {' | '.join(cells)} |"
@@ -204,18 +220,19 @@ def test_shipped_files_are_described_and_small() -> None:
 
 
 def test_shipped_capsnet_draws_as_well_as_the_full_network() -> None:
-    full = []
+    losses = []
     with tarfile.open(ROOT / "results" / "time_to_accuracy_runs.tar.gz") as archive:
         for name in archive.getnames():
             if re.match(r"capsnet-mnist-\w+/metrics\.json", name):
                 result = json.load(archive.extractfile(name))
-                full.append(result["test"]["reconstruction"])
+                losses.append(result["test"]["reconstruction"])
+    least = min(losses)
     slim = SHIPPED["capsnet_mnist"]["reconstruction"]
-    assert slim <= 1.1 * min(full)
-    page = (ROOT / "docs" / "guides" / "predict.md").read_text()
-    number = ["no", "one", "two", "three", "four"][len(full)]
+    assert slim <= 1.1 * least
+    page = GUIDE.read_text()
+    number = ["no", "one", "two", "three", "four"][len(losses)]
     assert f"is {slim:.4f} (a" in page
-    assert f"and {min(full):.4f} to {max(full):.4f} in {number} runs" in page
+    assert f"and {least:.4f} to {max(losses):.4f} in {number} runs" in page
 
 
 CLASSIFIERS = [name for name, entry in SHIPPED.items() if entry["error"] is not None]
@@ -224,6 +241,8 @@ CLASSIFIERS = [name for name, entry in SHIPPED.items() if entry["error"] is not 
 @pytest.mark.parametrize("name", [name for name in CLASSIFIERS if "mnist" in name])
 def test_shipped_networks_read_drawn_digits(name: str) -> None:
     labels, pictures = zip(*drawn_digits(), strict=True)
-    answers = [answer.name for answer in capsule_lab.load(name)(pictures)]
-    right = [str(label) == answer for label, answer in zip(labels, answers, strict=True)]
-    assert sum(right) >= 19, answers
+    answers = capsule_lab.load(name)(pictures)
+    right = 0
+    for label, answer in zip(labels, answers, strict=True):
+        right += answer.name == str(label)
+    assert right >= 19, answers

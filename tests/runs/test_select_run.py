@@ -9,12 +9,10 @@ import pytest
 
 from capsule_lab import runs
 from capsule_lab.commands import compose
-from capsule_lab.commands.tables import read_table as read
 from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.tables.cells import DONE, MISSING
-from capsule_lab.tables.expand import expand
 from tests.helpers.commands import Cli
-from tests.helpers.tables import TINY, write_run, write_table
+from tests.helpers.tables import TINY, cells_of, statuses, write_run, write_table
 
 STANDIN = {"source": "standin", "name": "stand-in for MNIST"}
 
@@ -39,46 +37,61 @@ def test_run_on_a_standin_is_missing_once_the_real_files_arrive(
     auto = {"name": "auto", "overrides": ["data.source=auto"]}
     standin = {"name": "standin", "overrides": ["data.source=standin"]}
     file = write_table(tmp_path, seeds=[0], rows=[auto, standin])
-    for cell in expand(read(file)):
+    for cell in cells_of(file):
         write_run(cell, error=2.0, provenance=STANDIN)
-    assert [cell.status for cell in expand(read(file))] == [DONE, DONE]
+    assert statuses(cells_of(file)) == [DONE, DONE]
     arrive()
     # a stand-in that was chosen always counts
-    assert [cell.status for cell in expand(read(file))] == [MISSING, DONE]
-    cell, _ = expand(read(file))
+    assert statuses(cells_of(file)) == [MISSING, DONE]
+    cell, _ = cells_of(file)
     write_run(cell, attempt="-2", error=1.0)
     write_run(cell, attempt="-3", error=3.0, provenance=STANDIN)
-    cell, _ = expand(read(file))
-    assert (cell.status, cell.value("test/error")) == (DONE, 1.0)
+    cell, _ = cells_of(file)
+    assert cell.status == DONE
+    assert cell.value("test/error") == 1.0
+
+
+@pytest.fixture
+def auto_and_fixed(tmp_path: Path) -> Path:
+    """A table whose first row has the precision that this machine means by auto, and the second one float32."""
+    auto = {"name": "one", "overrides": ["trainer.precision=auto"]}
+    float32 = {"name": "two", "overrides": []}
+    return write_table(tmp_path, seeds=[0], rows=[auto, float32])
+
+
+@pytest.fixture
+def cells_on(
+    auto_and_fixed: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[tuple[str, float | None]]]:
+    """A function that returns status and error of both cells, on a machine with bfloat16 or without it."""
+
+    def values(*, bfloat16: bool, any_precision: bool = False) -> list[tuple[str, float | None]]:
+        monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda: bfloat16)
+        cells = cells_of(auto_and_fixed, any_precision=any_precision)
+        return [(cell.status, cell.value("test/error")) for cell in cells]
+
+    return values
 
 
 def test_run_counts_only_where_auto_means_its_precision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    auto_and_fixed: Path, cells_on: Callable[..., list[tuple[str, float | None]]]
 ) -> None:
-    auto = {"name": "one", "overrides": ["trainer.precision=auto"]}
-    file = write_table(tmp_path, seeds=[0], rows=[auto, {"name": "two", "overrides": []}])
+    for cell in cells_of(auto_and_fixed):
+        write_run(cell, error=2.0, precision="32-true")
+    both_done = [(DONE, 2.0), (DONE, 2.0)]
+    assert cells_on(bfloat16=False) == both_done
+    assert cells_on(bfloat16=True, any_precision=True) == both_done
+    assert cells_on(bfloat16=True) == [(MISSING, None), (DONE, 2.0)]
+    cell, _ = cells_of(auto_and_fixed)
+    used = f"{cell.directories[0].name} used 32-true, real MNIST"
+    assert cell.described == f"missing here ({used})"
 
-    def cells_here(native: bool, *, any_precision: bool = False) -> list[tuple[str, float | None]]:
-        monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda: native)
-        cells = expand(read(file), any_precision=any_precision)
-        return [(cell.status, cell.value("test/error")) for cell in cells]
-
-    for cell in expand(read(file)):
-        assert write_run(cell, error=2.0, precision="32-true")
-    assert cells_here(False) == cells_here(True, any_precision=True) == [(DONE, 2.0)] * 2
-    assert cells_here(True) == [(MISSING, None), (DONE, 2.0)]
-    (cell, _) = expand(read(file))
-    assert cell.described == f"missing here ({cell.directories[0].name} used 32-true, real MNIST)"
     write_run(cell, attempt="-2", error=1.0, precision="bf16-mixed")
     for any_precision in (True, False):
-        assert cells_here(True, any_precision=any_precision)[0] == (DONE, 1.0)
-        assert cells_here(False, any_precision=any_precision)[0] == (DONE, 2.0)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    # runs of a GPU count on a machine without one, such as the node that starts a cluster's sweeps
-    in_older_record, in_record = {"hardware": "1 x NVIDIA H100"}, {"device": "cuda"}
-    for number, facts in ((3, in_older_record), (4, in_record)):
-        write_run(cell, attempt=f"-{number}", error=float(number), precision="bf16-mixed", **facts)
-        assert cells_here(False)[0] == (DONE, number)
+        with_bfloat16, _ = cells_on(bfloat16=True, any_precision=any_precision)
+        without, _ = cells_on(bfloat16=False, any_precision=any_precision)
+        assert with_bfloat16 == (DONE, 1.0)
+        assert without == (DONE, 2.0)
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
@@ -109,19 +122,42 @@ def test_resuming_starts_a_new_run_if_the_real_data_has_arrived(
     assert chosen[-1] == earlier.with_name(f"{earlier.name}-2")
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param({"hardware": "1 x NVIDIA H100"}, id="in older records"),
+        pytest.param({"device": "cuda"}, id="in records"),
+    ],
+)
+def test_run_of_a_gpu_counts_on_a_machine_without_one(
+    auto_and_fixed: Path,
+    cells_on: Callable[..., list[tuple[str, float | None]]],
+    monkeypatch: pytest.MonkeyPatch,
+    facts: dict[str, str],
+) -> None:
+    """Such as the node that starts the sweeps of a cluster."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    cell, _ = cells_of(auto_and_fixed)
+    write_run(cell, error=2.0, precision="32-true")
+    write_run(cell, attempt="-2", error=3.0, precision="bf16-mixed", **facts)
+    first, _ = cells_on(bfloat16=False)
+    assert first == (DONE, 3.0)
+
+
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
 def test_run_is_outdated_where_auto_means_another_precision(
     a_copy: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
 ) -> None:
     """The old precision is read from the result, or from the checkpoint."""
-    precision = json.loads((a_copy / "metrics.json").read_text())["precision"]
+    result = json.loads((a_copy / "metrics.json").read_text())
     command = [*TINY, "trainer.precision=auto"]
+    config = compose("train", command)
     record_as(a_copy, command, finished=finished)
+    name = "capsule_lab.config.build.cpu_computes_bfloat16"
     for native, here in ((False, "32-true"), (True, "bf16-mixed")):
-        name = "capsule_lab.config.build.cpu_computes_bfloat16"
         monkeypatch.setattr(name, lambda native=native: native)
-        is_outdated = runs.select_run.is_outdated(a_copy, compose("train", command))
-        assert is_outdated is (precision != here)
+        is_outdated = runs.select_run.is_outdated(a_copy, config)
+        assert is_outdated is (result["precision"] != here)
 
 
 def record_as(directory: Path, command: list[str], *, finished: bool) -> str:

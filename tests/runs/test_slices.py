@@ -39,11 +39,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 
     def move_to(name: str) -> Path:
         folder = tmp_path / name
-        shutil.copytree(tmp_path / "data", folder / "files")
+        files = folder / "files"
+        own_runs = folder / f"runs_{name}"
+        shutil.copytree(tmp_path / "data", files)
         monkeypatch.chdir(folder)
-        monkeypatch.setenv("CAPSULE_LAB_DATA", str(folder / "files"))
-        monkeypatch.setenv("CAPSULE_LAB_RUNS", str(folder / f"runs_{name}"))
-        return folder / f"runs_{name}"
+        monkeypatch.setenv("CAPSULE_LAB_DATA", str(files))
+        monkeypatch.setenv("CAPSULE_LAB_RUNS", str(own_runs))
+        return own_runs
 
     return move_to
 
@@ -70,15 +72,16 @@ def test_four_slices_equal_one_run(
         (directory,) = before.glob("cnn*")
         assert not (directory / "metrics.json").exists()
         assert f"paused {percent} %" in cli("list").out
-    assert list(before.glob("cells/*")) == [], "no lock and no failure is left"
+    left = list(before.glob("cells/*"))
+    assert left == [], "no lock and no failure"
     after = home("after")
     shutil.move(before, after)
-    (after / directory.name / "metrics.csv").unlink()  # checkpoints have its rows
+    moved = after / directory.name
+    (moved / "metrics.csv").unlink()  # checkpoints have its rows
     assert "step 33 of 40" in cli("train", *SLICE).out
     ended = cli("train", *SLICE)
     assert "trained     40 of 40 steps" in ended.out
-    moved = after / directory.name
-    assert [path.name for path in after.glob("cnn*")] == [directory.name]
+    assert list(after.glob("cnn*")) == [moved]
     assert str(before) not in (moved / "config.yaml").read_text()
     result = json.loads((moved / "metrics.json").read_text())
     assert differences(result, moved, expected, whole) == []
@@ -91,26 +94,38 @@ def test_test_out_of_time_is_repeated_by_the_next_command(
 ) -> None:
     """The run has ten steps and three batches of test images."""
     home("here")
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     config = compose("train", [*SLICE, "trainer.max_epochs=2"])
-    expected = train(config, tmp_path / "whole")
+    expected = train(config, whole)
     pause = {"status": "paused", "steps": 10, "planned_steps": 10}
     for batches, new_steps in ((11, 10), (2, 0)):
-        result = run(config, tmp_path / "cut", TimeOver(batches))
+        result = run(config, cut, TimeOver(batches))
         assert result == {**pause, "new_steps": new_steps}
-    result = run(config, tmp_path / "cut", TimeOver(8))
-    assert differences(result, tmp_path / "cut", expected, tmp_path / "whole") == []
-    assert not (tmp_path / "cut" / "status.json").exists()
+    result = run(config, cut, TimeOver(8))
+    assert differences(result, cut, expected, whole) == []
+    assert not (cut / "status.json").exists()
 
 
 TESTED = ["train.test=last", "trainer.max_epochs=2"]  # ten steps
+
+
+OF_A_PAUSE = {
+    "status": "paused",
+    "steps": 7,
+    "planned_steps": 10,
+    "tested_step": 7,
+    "weights_tested": "last",
+}
 
 
 def test_run_out_of_time_is_tested_and_continues_exactly(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, home: Callable[[str], Path]
 ) -> None:
     """With ``train.test=last``; the test of the paused run is in its status only, with the steps that it had."""
+    config = compose("train", [*RUN, *TESTED])
     whole = home("whole") / "run"
-    expected = train(compose("train", [*RUN, *TESTED]), whole)
+    expected = train(config, whole)
     root = home("cut")
     add_callback(monkeypatch, lambda: TimeOver(7))
     ended = cli("train", *SLICE, *TESTED)
@@ -125,15 +140,9 @@ def test_run_out_of_time_is_tested_and_continues_exactly(
     assert "            status.json, metrics.csv, checkpoints" in ended.out
     assert "try next" not in ended.out
 
-    known = {
-        "status": "paused",
-        "steps": 7,
-        "planned_steps": 10,
-        "tested_step": 7,
-        "weights_tested": "last",
-    }
-    assert known.items() <= status.items()
-    assert {"provenance", "commit", "hardware", "image_counts", "config_hash"} <= status.keys()
+    assert OF_A_PAUSE.items() <= status.items()
+    facts = {"provenance", "commit", "hardware", "image_counts", "config_hash"}
+    assert facts <= status.keys()
     last = runs.open(directory / "checkpoints" / "last.ckpt")
     assert last.step == 7
     rows = cli("list").out.splitlines()
@@ -141,7 +150,6 @@ def test_run_out_of_time_is_tested_and_continues_exactly(
     assert f"paused 70 %  {error} (at step 7 of 10)" in row
     assert not (directory / "metrics.json").exists()
     assert "test/error" not in (directory / "metrics.csv").read_text()
-    config = compose("train", [*RUN, *TESTED])
     assert runs.select_run.finished_run(config) is None, "no table shows it"
 
     # three steps and two batches of the test, which is completed
@@ -153,6 +161,9 @@ def test_run_out_of_time_is_tested_and_continues_exactly(
     assert not (directory / "status.json").exists()
 
 
+PAUSED_AT_7 = {"status": "paused", "steps": 7, "planned_steps": 10, "new_steps": 7}
+
+
 @pytest.mark.parametrize("which", ["best", "none"])
 def test_run_out_of_time_is_tested_only_if_its_last_weights_are(
     tmp_path: Path, home: Callable[[str], Path], which: str
@@ -160,7 +171,7 @@ def test_run_out_of_time_is_tested_only_if_its_last_weights_are(
     home("here")
     config = compose("train", [*SLICE, *TESTED, f"train.test={which}"])
     result = run(config, tmp_path / "run", TimeOver(7))
-    assert result == {"status": "paused", "steps": 7, "planned_steps": 10, "new_steps": 7}
+    assert result == PAUSED_AT_7
 
 
 def test_run_is_not_tested_at_the_end_of_a_sweeps_budget(
@@ -168,17 +179,22 @@ def test_run_is_not_tested_at_the_end_of_a_sweeps_budget(
 ) -> None:
     """The next command of the sweep continues it."""
     home("here")
-    monkeypatch.setenv(protocol.DEADLINE, str(time.time() + 60))
-    result = run(compose("train", [*SLICE, *TESTED]), tmp_path / "run", TimeOver(7))
-    assert result == {"status": "paused", "steps": 7, "planned_steps": 10, "new_steps": 7}
+    deadline = time.time() + 60
+    monkeypatch.setenv(protocol.DEADLINE, str(deadline))
+    config = compose("train", [*SLICE, *TESTED])
+    result = run(config, tmp_path / "run", TimeOver(7))
+    assert result == PAUSED_AT_7
 
 
 def test_time_over_after_the_last_step_is_a_finished_run(
     tmp_path: Path, home: Callable[[str], Path]
 ) -> None:
     home("here")
-    result = run(compose("train", [*SLICE, *TESTED]), tmp_path / "run", TimeOver(10))
-    assert (result["status"], result["steps"], result["stopped_by"]) == ("finished", 10, "steps")
+    config = compose("train", [*SLICE, *TESTED])
+    result = run(config, tmp_path / "run", TimeOver(10))
+    assert result["status"] == "finished"
+    assert result["steps"] == 10
+    assert result["stopped_by"] == "steps"
 
 
 def test_multirun_lists_the_test_of_a_paused_run(home: Callable[[str], Path]) -> None:
@@ -204,8 +220,11 @@ def test_command_without_time_for_a_step_fails(cli: Cli, home: Callable[[str], P
     assert ended.status == 2
     assert ended.err.startswith("capsule_lab: trainer.max_time={'seconds': 0} ran out after ")
     (directory,) = root.glob("cnn*")
-    assert runs.results.describe_pause(runs.results.read_pause(directory) or {}) == "paused 0 %"
-    assert list((directory / "checkpoints").glob("*")) == []
+    pause = runs.results.read_pause(directory)
+    assert pause is not None
+    assert runs.results.describe_pause(pause) == "paused 0 %"
+    checkpoints = directory / "checkpoints"
+    assert list(checkpoints.glob("*")) == []
 
 
 def test_time_limit_needs_a_callback_that_saves(

@@ -272,9 +272,6 @@ def test_hostile_record_is_refused_on_opening(trained: Trained, checkpoint: dict
         with suppress(RunError):  # whether or not it is refused, nothing of it is built
             runs.checkpoints.checkpoint_to_resume(config, Path("new"), provenance)
         assert not Path("MARKER").exists(), name
-    record = disguised(checkpoint["capsule_lab"], "get")
-    for changed in (disguised(checkpoint, "keys"), {**checkpoint, "capsule_lab": record}):
-        assert "was not written by capsule_lab" in refused(changed, "in disguise")
 
 
 @pytest.mark.usefixtures("marker")
@@ -285,19 +282,32 @@ def test_pickle_in_the_place_of_a_checkpoint_is_not_run() -> None:
 
 
 @pytest.mark.usefixtures("marker")
+def test_checkpoint_in_disguise_is_refused(checkpoint: dict[str, Any]) -> None:
+    record = disguised(checkpoint["capsule_lab"], "get")
+    for changed in (
+        disguised(checkpoint, "keys"),
+        {**checkpoint, "capsule_lab": record},
+    ):
+        message = refused(changed, "in disguise")
+        assert "was not written by capsule_lab" in message
+
+
+@pytest.mark.usefixtures("marker")
 def test_weights_that_do_not_fit_are_refused_in_one_sentence(checkpoint: dict[str, Any]) -> None:
     state = checkpoint["state_dict"]
     first = "network.conv.weight"
+    weight = state[first]
+    two_numbers = torch.zeros(2)
     one_number = torch.zeros(1).expand(10**6, 10**6)
     for changed, sentence in (
         ({}, r"has nothing for conv\.weight, but the network .* has float32 of shape \(4,"),
-        ({**state, "network.more": torch.zeros(2)}, r"float32 of shape \(2,\) for more, .* not"),
-        ({**state, first: torch.zeros(2)}, r"float32 of shape \(2,\) for conv\.weight"),
-        ({**state, first: state[first].half()}, r"has float16 of shape \(4, 1, 9, 9\) for"),
+        ({**state, "network.more": two_numbers}, r"float32 of shape \(2,\) for more, .* not"),
+        ({**state, first: two_numbers}, r"float32 of shape \(2,\) for conv\.weight"),
+        ({**state, first: weight.half()}, r"has float16 of shape \(4, 1, 9, 9\) for"),
         (None, "has weights of type NoneType; expected a dict"),
         ({**state, first: 3}, "cannot be rebuilt"),
         ({**state, first: one_number}, "smaller than its wei"),
-        ({**state, first: state[first].to("meta")}, "cannot be rebuilt"),
+        ({**state, first: weight.to("meta")}, "cannot be rebuilt"),
     ):
         message = refused({**checkpoint, "state_dict": changed}, sentence)
         assert re.search(rf"{sentence}.*: use another checkpoint", message)
@@ -323,14 +333,17 @@ def test_unchecked_groups_of_a_record_give_only_plain_values(
     given: list[Any] = []
 
     def build_trainer(config: Any, *_: Any) -> SimpleNamespace:
-        given.append(config)
+        given.append(config.logger)
         return SimpleNamespace(loggers=[])
 
     monkeypatch.setattr(build, "build_trainer", build_trainer)
     for name in ("tensorboard", "wandb"):
-        figures.open_loggers(compose("figures", [f"logger={name}"]).logger, run)
-    tensorboard, wandb = given[0].logger.tensorboard, given[1].logger.wandb
-    assert (tensorboard.name, wandb.name, wandb.group) == ("", None, None)
+        config = compose("figures", [f"logger={name}"])
+        figures.open_loggers(config.logger, run)
+    of_tensorboard, of_wandb = given
+    assert of_tensorboard.tensorboard.name == ""
+    assert of_wandb.wandb.name is None
+    assert of_wandb.wandb.group is None
     assert not marker.exists()
 
 
@@ -338,11 +351,12 @@ def test_trust_covers_only_names_that_a_package_defines() -> None:
     config = {"model": node(f"{__name__}.Calls"), "loss": [node(f"{__name__}.shared")]}
     check_targets(config, ["tests.runs"], FILE)
     check_targets(config, __name__, FILE)
-    for target in (f"{__name__}.pickle.load", f"{__name__}.compose", f"{__name__}.NODES"):
+    for name in ("pickle.load", "compose", "NODES"):
+        target = f"{__name__}.{name}"
         with pytest.raises(RunError, match=rf"hostile\.ckpt .*{target}"):
             check_targets({"model": node(target)}, ["tests"], FILE)
+    message = r"trust contains .*; expected names of your own packages, such as "
     for trust in ([5], [""], "mine,yours", ["os"], "torch.nn"):
-        message = r"trust contains .*; expected names of your own packages, such as "
         with pytest.raises(ConfigError, match=message):
             check_targets(config, trust, FILE)
 
@@ -352,7 +366,8 @@ def test_every_target_in_conf_is_trusted() -> None:
     for group in ("model", "data", "module", "routing", "loss", "schedule", "optimizer"):
         for file in (conf_dir() / group).rglob("*.yaml"):
             content = OmegaConf.to_container(OmegaConf.load(file))
-            names |= {*targets(content if group == "model" else {"model": content})}
+            config = content if group == "model" else {"model": content}
+            names.update(targets(config))
     assert len(names) > 20
     names |= {"capsule_lab.CapsNet", "torch.optim.SGD", "torch.nn.functional.cross_entropy"}
     for target in sorted(names):

@@ -10,14 +10,14 @@ import pytest
 
 from capsule_lab import runs
 from capsule_lab.commands import compose
-from capsule_lab.commands.tables import read_table as read
 from capsule_lab.config.composition import to_container
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.runs import lock
 from capsule_lab.system import protocol
 from capsule_lab.tables import expand as expand_module
-from capsule_lab.tables.expand import distinct, expand, merged
-from tests.helpers.tables import names, statuses, write_run
+from capsule_lab.tables.cells import SeededConfig
+from capsule_lab.tables.expand import distinct, merged
+from tests.helpers.tables import cells_of, names, statuses, write_run
 
 ROWS = [
     {"name": "one", "overrides": ["routing.iterations=1"]},
@@ -27,7 +27,7 @@ ROWS = [
 
 @pytest.fixture
 def cells(table_file):
-    return expand(read(table_file(rows=ROWS)))
+    return cells_of(table_file(rows=ROWS))
 
 
 def hash_of(overrides) -> str:
@@ -36,7 +36,8 @@ def hash_of(overrides) -> str:
 
 def test_table_expands_to_a_cell_for_each_row_and_seed(cells) -> None:
     assert names(cells) == ["one seed 0", "one seed 1", "two seed 0", "two seed 1"]
-    assert len({cell.fingerprint for cell in cells}) == 4
+    fingerprints = {cell.fingerprint for cell in cells}
+    assert len(fingerprints) == 4
 
 
 @pytest.mark.parametrize("number", [0, 3])
@@ -49,19 +50,24 @@ def test_fingerprint_is_the_hash_of_the_composed_command(cells, number: int) -> 
 
 @pytest.mark.whole
 def test_configurations_that_differ_in_values_share_a_composition(table_file, monkeypatch) -> None:
-    columns = {"a": {}, "b": {"metric": "val/error"}, "c": {"overrides": ["data.batch_size=4"]}}
     rows = [*ROWS, {"name": "three", "overrides": ["routing=uniform"]}]
+    columns = {
+        "a": {},
+        "b": {"metric": "val/error"},
+        "c": {"overrides": ["data.batch_size=4"]},
+    }
     file = table_file(rows=rows, columns=columns)
     counted = Mock(wraps=expand_module.compose)
     monkeypatch.setattr(expand_module, "_composed", inspect.unwrap(expand_module._composed))
     monkeypatch.setattr(expand_module, "compose", counted)
     shared: dict = {}
-    cells = expand(read(file), composed=shared)
-    cells += expand(read(file), composed=shared, standin=True)
+    cells = cells_of(file, composed=shared)
+    cells += cells_of(file, composed=shared, standin=True)
     assert len(cells) == 36
     assert counted.call_count == 2
-    for cell in {cell.overrides: cell for cell in cells}.values():
-        whole = compose("train", cell.overrides)
+    by_overrides = {cell.overrides: cell for cell in cells}
+    for overrides, cell in by_overrides.items():
+        whole = compose("train", overrides)
         assert runs.directories.config_hash(whole) == cell.fingerprint
         assert cell.config == whole
         assert cell.composed.container(cell.seed) == to_container(whole)
@@ -70,21 +76,23 @@ def test_configurations_that_differ_in_values_share_a_composition(table_file, mo
 @pytest.mark.parametrize("more", [[], ["+trainer.name=x"]], ids=str)
 def test_value_may_refer_to_the_seed(table_file, more: list[str]) -> None:
     """With an addition (``+key=value``), too, for which Hydra composes each cell anew."""
-    cells = expand(read(table_file(seeds=[3, 5])), ["model.class_dim=${seed}", *more])
-    for cell in cells:
+    overrides = ["model.class_dim=${seed}", *more]
+    for cell in cells_of(table_file(seeds=[3, 5]), overrides):
         container = cell.composed.container(cell.seed)
-        assert cell.config.model.class_dim == container["model"]["class_dim"] == cell.seed
+        assert container["model"]["class_dim"] == cell.seed
+        assert cell.config.model.class_dim == cell.seed
         assert hash_of(cell.overrides) == cell.fingerprint
 
 
 def test_overrides_of_the_command_win_and_reach_every_cell(table_file) -> None:
-    file = table_file(rows=ROWS, columns={"a": {"overrides": ["data.batch_size=4"]}})
-    cells = expand(read(file), ["routing.iterations=5", "data.batch_size=16"])
+    columns = {"a": {"overrides": ["data.batch_size=4"]}}
+    file = table_file(rows=ROWS, columns=columns)
+    cells = cells_of(file, ["routing.iterations=5", "data.batch_size=16"])
     for cell in cells:
         assert cell.config.routing.iterations == 5
         assert cell.config.data.batch_size == 16
     assert len(distinct(cells)) == 2
-    without, *_ = expand(read(file), ["~callbacks.progress"])
+    without, *_ = cells_of(file, ["~callbacks.progress"])
     assert "progress" not in without.config.callbacks
 
 
@@ -106,11 +114,17 @@ def test_later_override_of_a_key_replaces_the_earlier_one(
 
 
 @pytest.mark.parametrize(
-    "override", ["seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"]
+    "override",
+    [
+        "seed=5",
+        "ckpt=runs/x",
+        "+train.directory=x",
+        "train.resume=false",
+    ],
 )
 def test_override_of_a_key_that_the_table_sets_is_refused(table_file, override: str) -> None:
     with pytest.raises(TableError, match=r"^every run has \+?[\w.]+=\S+; leave it out, "):
-        expand(read(table_file()), [override])
+        cells_of(table_file(), [override])
 
 
 def test_columns_with_different_metrics_share_one_run(table_file) -> None:
@@ -119,14 +133,14 @@ def test_columns_with_different_metrics_share_one_run(table_file) -> None:
         "novel": {"metric": "test/novel/error"},
         "train": {"metric": "train/error"},
     }
-    cells = expand(read(table_file(columns=columns, seeds=[0])))
+    cells = cells_of(table_file(columns=columns, seeds=[0]))
     assert (len(cells), len(distinct(cells))) == (3, 1)
     write_run(cells[0], error=4.5)
     assert [cell.value(cell.column.metric) for cell in cells] == [4.5, 2.0, 4.5]
 
 
 def test_metric_that_was_not_measured_is_an_error_that_names_it(table_file) -> None:
-    (cell,) = expand(read(table_file(seeds=[0])))
+    (cell,) = cells_of(table_file(seeds=[0]))
     write_run(cell)
     message = "has no test/novl; expected one of test/error, test/novel/error, val"
     with pytest.raises(TableError, match=message):
@@ -137,14 +151,16 @@ def test_wrong_override_names_its_row(table_file) -> None:
     rows = [{"name": "typo", "overrides": ["model.chanels=1"]}]
     message = r"^row typo: model\.chanels does not exist; did you mean model\.channels\?"
     with pytest.raises(TableError, match=message):
-        expand(read(table_file(rows=rows)))
+        cells_of(table_file(rows=rows))
 
 
 def test_cell_without_a_run_is_missing(cells) -> None:
     assert statuses(cells) == ["missing"] * 4
-    assert all(cell.log is None for cell in cells)
-    _, _, _, *overrides = cells[0].job.arguments
-    expected = [*cells[0].overrides, "train.resume=true"]
+    for cell in cells:
+        assert cell.log is None
+    first, *_ = cells
+    _, _, _, *overrides = first.job.arguments
+    expected = [*first.overrides, "train.resume=true"]
     assert overrides == expected, "another sweep may have trained it"
 
 
@@ -162,55 +178,73 @@ def test_latest_of_several_attempts_counts(cells) -> None:
     assert cells[0].value("test/error") == 3
 
 
-@pytest.mark.parametrize(
-    "damage", [{"status": "failed"}, {"config_hash": "00000000"}, None], ids=str
-)
-def test_damaged_or_foreign_result_does_not_count(cells, caplog, damage) -> None:
+FAILED = ["failed", "missing", "missing", "missing"]
+"""The statuses if the first of four cells failed."""
+
+
+@pytest.mark.parametrize("damage", [{"status": "failed"}, {"config_hash": "00000000"}], ids=str)
+def test_foreign_result_does_not_count(cells, caplog, damage: dict[str, str]) -> None:
     file = write_run(cells[0]) / "metrics.json"
-    content = "{"
-    if damage:
-        content = json.dumps(json.loads(file.read_text()) | damage)
-    file.write_text(content)
-    assert statuses(cells) == ["failed", "missing", "missing", "missing"]
+    result = json.loads(file.read_text())
+    file.write_text(json.dumps({**result, **damage}))
+    assert statuses(cells) == FAILED
     assert cells[0].value("test/error") is None
-    assert (f"{file} is damaged" in caplog.text) is (damage is None)
+    assert "is damaged" not in caplog.text
+
+
+def test_damaged_result_does_not_count(cells, caplog) -> None:
+    file = write_run(cells[0]) / "metrics.json"
+    file.write_text("{")
+    assert statuses(cells) == FAILED
+    assert cells[0].value("test/error") is None
+    assert f"{file} is damaged" in caplog.text
 
 
 def test_damaged_curves_have_no_value(cells) -> None:
-    directory = write_run(cells[0])
-    result = runs.results.read_result(directory, cells[0].fingerprint)
-    runs.files.write_record(directory / "metrics.json", {**result, "curves": "0" * 64})
+    cell, *_ = cells
+    directory = write_run(cell)
+    result = runs.results.read_result(directory, cell.fingerprint)
+    of_other_curves = {**result, "curves": "0" * 64}
+    runs.files.write_record(directory / "metrics.json", of_other_curves)
     with pytest.raises(TableError, match=r"has no train/error in its metrics\.csv"):
-        cells[0].value("train/error")
+        cell.value("train/error")
 
 
 def test_failure_is_read_from_the_directory_if_there_is_no_lock_record(cells) -> None:
-    directory = write_run(cells[0], status="failed")
+    cell, *_ = cells
+    directory = write_run(cell, status="failed")
     runs.results.write_failure(directory, RunError("no disk"))
-    assert cells[0].failure == "no disk"
+    assert cell.failure == "no disk"
 
 
 def test_failed_cell_has_the_error_and_the_log(cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, *_ = cells
     monkeypatch.setenv(protocol.LOG, "somewhere.log")
-    with pytest.raises(RunError), lock.train_lock(compose("train", cells[0].overrides)):
+    config = compose("train", cell.overrides)
+    with pytest.raises(RunError), lock.train_lock(config):
         raise RunError("no disk")
-    assert statuses(cells) == ["failed", "missing", "missing", "missing"]
-    assert (cells[0].error, cells[0].log) == ("no disk", "somewhere.log")
-    assert cells[0].failure == "no disk (log: somewhere.log)"
+    assert statuses(cells) == FAILED
+    assert cell.error == "no disk"
+    assert cell.log == "somewhere.log"
+    assert cell.failure == "no disk (log: somewhere.log)"
     record = lock.LockRecord("1", "x.log", "killed by SIGKILL; its log is x.log")
-    lock._write_record(cells[0].fingerprint, record)
-    assert cells[0].failure == cells[0].error
+    lock._write_record(cell.fingerprint, record)
+    assert cell.failure == cell.error
 
 
 def test_run_of_several_processes_is_given_its_directory(table_file) -> None:
-    (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
+    file = table_file(seeds=[0])
+    (cell,) = cells_of(file, ["trainer.devices=2"])
     _, _, _, *overrides = cell.job.arguments
-    directory = Path("runs").absolute() / f"mine-one-{cell.fingerprint}"
-    assert overrides[-2] == f"train.directory='{directory}'"
+    new = Path("runs").absolute() / f"mine-one-{cell.fingerprint}"
+    *_, directory, _ = overrides
+    assert directory == f"train.directory='{new}'"
     assert hash_of(overrides) == cell.fingerprint
-    directory = write_run(cell, status="failed")
-    (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
-    assert again.job.arguments[-2:] == (f"train.directory='{directory}'", "train.resume=true")
+    begun = write_run(cell, status="failed")
+    (again,) = cells_of(file, ["trainer.devices=2"])
+    *_, directory, resume = again.job.arguments
+    assert directory == f"train.directory='{begun}'"
+    assert resume == "train.resume=true"
 
 
 def test_locked_run_is_running(cells) -> None:
@@ -226,30 +260,44 @@ def test_killed_run_has_failed_without_a_message(cells) -> None:
 
 def test_run_out_of_time_is_paused(cells) -> None:
     """The latest attempt counts, even if an earlier one has an invalid result."""
-    write_run(cells[0], status="training")
-    directory = write_run(cells[0], attempt="-2")
+    first, second, *_ = cells
+    write_run(first, status="training")
+    directory = write_run(first, attempt="-2")
     (directory / "metrics.json").unlink()
     runs.results.write_pause(directory, 30, 80)
     assert statuses(cells) == ["paused", "missing", "missing", "missing"]
-    assert (cells[0].described, cells[1].described) == ("paused 37 %", "missing")
-    assert cells[0].value("test/error") is None
+    assert first.described == "paused 37 %"
+    assert second.described == "missing"
+    assert first.value("test/error") is None
 
 
 def test_run_that_was_paused_and_then_failed_has_failed(cells) -> None:
-    directory = write_run(cells[0], status="training")
+    cell, *_ = cells
+    directory = write_run(cell, status="training")
     runs.results.write_pause(directory, 30, 80)
-    lock._write_record(cells[0].fingerprint, lock.LockRecord("1", None, "no disk"))
-    assert (cells[0].status, cells[0].error) == ("failed", "no disk")
+    record = lock.LockRecord("1", None, "no disk")
+    lock._write_record(cell.fingerprint, record)
+    assert cell.status == "failed"
+    assert cell.error == "no disk"
 
 
 def test_row_that_takes_a_result_waits_for_it(table_file) -> None:
     taking = {"name": "two", "overrides": [], "takes": {"optimizer.eps": ["one", "val/error"]}}
     file = table_file(rows=[ROWS[0], taking])
-    first, _, waiting, other = expand(read(file))
-    assert [waiting.status, waiting.waits_for] == ["waiting", "one"]
+    first, _, waiting, other = cells_of(file)
+    assert waiting.status == "waiting"
+    assert waiting.waits_for == "one"
     write_run(first, val={"error": 0.125})
-    *_, now, still = expand(read(file))
-    assert (now.status, still.status) == ("missing", "waiting")
+    *_, now, still = cells_of(file)
+    assert now.status == "missing"
     assert "optimizer.eps=0.125" in now.overrides
     assert now.fingerprint != waiting.fingerprint
+    assert still.status == "waiting"
     assert still.fingerprint == other.fingerprint
+
+
+def test_composition_that_cells_share_keeps_its_seed() -> None:
+    shared = SeededConfig(compose("train", ["seed=7"]))
+    assert shared.container(3)["seed"] == 3
+    assert shared.with_seed(4).seed == 4
+    assert shared.config.seed == 7

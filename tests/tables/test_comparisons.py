@@ -18,7 +18,7 @@ from capsule_lab.tables.expand import distinct, expand
 from capsule_lab.tables.reader import select
 from capsule_lab.tables.statistics import holm, paired_difference, runs_for, unpaired_difference
 from capsule_lab.tables.summary import summarise
-from tests.helpers.tables import write_run, write_table
+from tests.helpers.tables import cells_of, entries_of, write_run, write_table
 
 ROWS = [
     {"name": "a", "overrides": ["data.batch_size=8"]},
@@ -47,6 +47,10 @@ def answers(
     return compared(table, summarise(table))
 
 
+def percentage(wrong: Any) -> float:
+    return float(100 * wrong.mean())
+
+
 def add_predictions(directory: Path, wrong: Any, **more: Any) -> None:
     images = np.arange(IMAGES, dtype=np.int32)
     labels = images % 5
@@ -58,7 +62,7 @@ def add_predictions(directory: Path, wrong: Any, **more: Any) -> None:
         **more,
     }
     entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
-    change_record(directory, predictions=entry, test={"error": float(100 * wrong.mean())})
+    change_record(directory, predictions=entry, test={"error": percentage(wrong)})
 
 
 def change_record(directory: Path, **changes: Any) -> None:
@@ -82,13 +86,14 @@ def test_clusters_of_a_part_of_the_test_set(tmp_path: Path) -> None:
         directory = write_run(cell)
         wrong = some_wrong(cell.row.name, cell.seed)
         add_predictions(directory, wrong, part=is_novel.astype(np.int32))
-        familiar = float(100 * wrong[~is_novel].mean())
-        novel = float(100 * wrong[is_novel].mean())
+        familiar = percentage(wrong[~is_novel])
+        novel = percentage(wrong[is_novel])
         novel_errors[cell.row.name].append(novel)
         test = {"error": 1.0, "familiar/error": familiar, "novel/error": novel}
         change_record(directory, test=test)
     (found,) = compared(table, summarise(table))
-    assert found.difference.test == f"bootstrap over runs and {IMAGES // 20} clusters of images"
+    clusters = IMAGES // 20
+    assert found.difference.test == f"bootstrap over runs and {clusters} clusters of images"
     expected = np.mean(novel_errors["a"]) - np.mean(novel_errors["b"])
     assert found.difference.estimate == pytest.approx(expected)
 
@@ -117,15 +122,16 @@ APART = {"name": "apart", "rows": ["a"], "against": "b", "family": "all"}
 
 def test_comparisons_over_seeds_pair_or_do_not(tmp_path: Path) -> None:
     pairs, apart = answers(tmp_path, [PAIRS, APART])
+    assert pairs.name == "a against b"
     assert pairs.difference == paired_difference(ERRORS["a"], ERRORS["b"], margin=1.0)
     assert apart.difference == unpaired_difference(ERRORS["a"], ERRORS["b"])
     corrected = holm([pairs.difference.p, apart.difference.p])
     assert [pairs.corrected, apart.corrected] == pytest.approx(corrected)
-    assert pairs.name == "a against b"
 
 
 def test_only_seeds_with_both_runs_are_paired(tmp_path: Path) -> None:
-    (pairs,) = answers(tmp_path, [PAIRS], {"a": [1.0, 1.2], "b": [1.5, 1.6, 2.0]})
+    errors = {"a": [1.0, 1.2], "b": [1.5, 1.6, 2.0]}
+    (pairs,) = answers(tmp_path, [PAIRS], errors)
     assert pairs.difference == paired_difference([1.0, 1.2], [1.5, 1.6], margin=1.0)
     assert pairs.remark == "1 seeds without a pair"
 
@@ -133,11 +139,12 @@ def test_only_seeds_with_both_runs_are_paired(tmp_path: Path) -> None:
 def test_comparisons_over_images_and_clusters_use_predictions(tmp_path: Path) -> None:
     over_images = {**PAIRS, "name": "images", "unit": "images", "family": "images"}
     over_clusters = {**PAIRS, "name": "clusters", "unit": "clusters", "family": "clusters"}
-    images, clusters = answers(tmp_path, [over_images, over_clusters], wrong=some_wrong)
-    assert images.difference.test == "bootstrap over runs and images"
-    assert clusters.difference.test == "bootstrap over runs and 20 clusters of images"
-    for found in (images, clusters):
-        assert found.difference.low < found.difference.estimate < found.difference.high < 0
+    found = answers(tmp_path, [over_images, over_clusters], wrong=some_wrong)
+    images, clusters = [answer.difference for answer in found]
+    assert images.test == "bootstrap over runs and images"
+    assert clusters.test == "bootstrap over runs and 20 clusters of images"
+    for difference in (images, clusters):
+        assert difference.low < difference.estimate < difference.high < 0
 
 
 def test_one_run_of_each_row_is_compared_by_mcnemar(tmp_path: Path) -> None:
@@ -153,23 +160,25 @@ def test_runs_without_predictions_are_compared_over_seeds(tmp_path: Path) -> Non
 
 
 def test_networks_that_were_tested_on_different_images_are_refused(tmp_path: Path) -> None:
-    file = write_table(tmp_path, rows=ROWS, seeds=[0], comparisons=[{**APART, "unit": "images"}])
-    for cell in expand(read(file)):
-        directory = write_run(cell)
-        add_predictions(directory, some_wrong(cell.row.name, 0))
-        if cell.row.name == "b":
-            zeros = np.zeros(3, np.int32)
-            arrays = {"label": zeros, "prediction": zeros, "margin": np.zeros(3)}
-            entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
-            change_record(directory, predictions=entry)
+    over_images = {**APART, "unit": "images"}
+    file = write_table(tmp_path, rows=ROWS, seeds=[0], comparisons=[over_images])
+    first, second = cells_of(file)
+    add_predictions(write_run(first), some_wrong("a", 0))
+    directory = write_run(second)
+    zeros = np.zeros(3, np.int32)
+    arrays = {"label": zeros, "prediction": zeros, "margin": np.zeros(3)}
+    entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
+    change_record(directory, predictions=entry)
+    entries = entries_of(file)
     with pytest.raises(TableError, match="a against b has runs with different test images"):
-        compared(read(file), summarise(read(file)))
+        compared(read(file), entries)
 
 
 def test_deviation_below_one_image_is_replaced_by_that_of_the_family(tmp_path: Path) -> None:
     (found,) = answers(tmp_path, [APART], wrong=almost_equal)
+    expected = np.sqrt((0 + 1) / 2)
     assert found.difference.test == "t-test with pooled deviation"
-    assert found.difference.spread == pytest.approx(np.sqrt((0 + 1) / 2))
+    assert found.difference.spread == pytest.approx(expected)
     assert "deviations below one test image: pooled over the family" in found.remark
 
 
@@ -247,20 +256,24 @@ def test_figures_and_records_have_every_comparison(tmp_path: Path) -> None:
     (axis,) = comparison_formats.differences(found).axes
     labels = [label.get_text() for label in axis.get_yticklabels()]
     assert labels == ["a against b", "a against b"]
-    table = read(tmp_path / "mine.yaml")
-    (axis,) = comparison_formats.runs_as_dots(summarise(table)).axes
+    entries = entries_of(tmp_path / "mine.yaml")
+    (axis,) = comparison_formats.runs_as_dots(entries).axes
     first_row, *_ = axis.lines
     assert sorted(first_row.get_xdata()) == ERRORS["a"]
+
+
+OF_PAIRS = "a against b: 4 seeds find a difference of 0.3"
+
+
+KNOWN = "deviation 0.1 of pairs in 3 seeds, with 90% power; 0.2 hours for both rows"
 
 
 def test_plan_says_seeds_and_hours_from_the_deviation_that_is_known(tmp_path: Path) -> None:
     found = answers(tmp_path, [PAIRS, APART])
     pairs, apart = plan(found, 0.3, 0.9)
-    assert pairs == (
-        "a against b: 4 seeds find a difference of 0.3 (deviation 0.1 of pairs in 3 seeds, with 90% power; "
-        "0.2 hours for both rows)"
-    )
-    seeds = runs_for(0.3, found[1].difference.spread, pairs=False, power=0.9)
+    assert pairs == f"{OF_PAIRS} ({KNOWN})"
+    _, unpaired = found
+    seeds = runs_for(0.3, unpaired.difference.spread, pairs=False, power=0.9)
     assert apart.startswith(f"a against b: {seeds} seeds")
     message = r"difference=0 and power=0.9 cannot be planned; expected a difference above"
     with pytest.raises(ConfigError, match=message):

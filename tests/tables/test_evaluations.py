@@ -2,21 +2,20 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from capsule_lab import runs
 from capsule_lab.commands import compose
-from capsule_lab.commands.tables import read_table as read
 from capsule_lab.config.composition import to_container
 from capsule_lab.errors import TableError
 from capsule_lab.system import protocol
-from capsule_lab.tables.expand import distinct, expand, verify
-from capsule_lab.tables.summary import summarise
+from capsule_lab.tables.expand import distinct, verify
 from tests.helpers.commands import Cli
 from tests.helpers.extensions import needs_studies
-from tests.helpers.tables import names, write_evaluation, write_run
+from tests.helpers.tables import cells_of, entries_of, names, write_evaluation, write_run
 
 TRAINED = {"name": "trained", "overrides": []}
 EVALUATED = {"name": "evaluated", "of": "trained", "evaluate": ["data.eval_images=50"]}
@@ -28,19 +27,27 @@ def file(table_file) -> Path:
     return table_file(rows=[TRAINED, EVALUATED])
 
 
+ON_CPU = "trainer.accelerator=cpu"
+
+
+SOME_IMAGES = "+data.eval_images=50"
+
+
 def test_evaluation_waits_for_the_run_of_its_seed(file: Path) -> None:
-    first, *_ = expand(read(file))
+    first, *_ = cells_of(file)
     write_run(first)
-    _, _, ready, waiting = expand(read(file))
+    _, _, ready, waiting = cells_of(file)
     assert names([ready, waiting]) == ["evaluated seed 0", "evaluated seed 1"]
-    assert (ready.status, ready.waits_for) == ("missing", "")
-    assert (waiting.status, waiting.waits_for) == ("waiting", "trained")
+    assert ready.status == "missing"
+    assert ready.waits_for == ""
+    assert waiting.status == "waiting"
+    assert waiting.waits_for == "trained"
 
 
 def test_damaged_evaluation_is_missing(file: Path) -> None:
-    first, *_ = expand(read(file))
+    first, *_ = cells_of(file)
     write_run(first)
-    _, _, cell, _ = expand(read(file))
+    _, _, cell, _ = cells_of(file)
     result = write_evaluation(cell, error=2.0)
     for content, status in (
         (result.read_text(), "done"),
@@ -48,7 +55,7 @@ def test_damaged_evaluation_is_missing(file: Path) -> None:
         ('{"test": {"error": NaN}}', "missing"),
     ):
         result.write_text(content)
-        _, _, cell, _ = expand(read(file))
+        _, _, cell, _ = cells_of(file)
         assert cell.status == status, content
 
 
@@ -56,9 +63,10 @@ def test_damaged_evaluation_is_missing(file: Path) -> None:
 def test_evaluation_uses_the_weights_that_the_run_tested(
     file: Path, tested: str | None, name: str
 ) -> None:
-    directory = write_run(expand(read(file))[0], weights_tested=tested)
-    _, _, cell, _ = expand(read(file))
-    overrides = [f"ckpt={directory / name}", "trainer.accelerator=cpu", "+data.eval_images=50"]
+    training, *_ = cells_of(file)
+    directory = write_run(training, weights_tested=tested)
+    _, _, cell, _ = cells_of(file)
+    overrides = [f"ckpt={directory / name}", ON_CPU, SOME_IMAGES]
     assert cell.command == shlex.join(["capsule-lab", "evaluate", *overrides])
     config = compose("evaluate", overrides)
     assert config.data.eval_images == 50
@@ -68,22 +76,25 @@ def test_evaluation_uses_the_weights_that_the_run_tested(
 def test_evaluation_trusts_the_packages_of_the_training_configuration(table_file) -> None:
     targets = ["routing._target_=mine.Routing", "optimizer._target_=theirs.Adam"]
     own = {"name": "trained", "overrides": targets}
-    asking = {**SAME, "evaluate": ["trust=[other]"]}
-    file = table_file(rows=[own, EVALUATED, asking], seeds=[0])
-    _, evaluated, asked = expand(read(file))
-    assert evaluated.overrides[2:] == ("trust=[mine,theirs]", "+data.eval_images=50")
-    assert asked.overrides[2:] == ("trust=[other]",)
+    with_trust = {**SAME, "evaluate": ["trust=[other]"]}
+    file = table_file(rows=[own, EVALUATED, with_trust], seeds=[0])
+    _, evaluated, other = cells_of(file)
+    assert evaluated.overrides[2:] == ("trust=[mine,theirs]", SOME_IMAGES)
+    assert other.overrides[2:] == ("trust=[other]",)
 
 
 @pytest.mark.parametrize("evaluate", [["data.eval_images=50"], [], ["data=mnist", "split=val"]])
 def test_fingerprint_covers_training_and_evaluation(table_file, evaluate: list[str]) -> None:
     """The job runs the command and passes the path of the result in its environment."""
-    file = table_file(rows=[TRAINED, {**EVALUATED, "evaluate": evaluate}], seeds=[0])
-    training, cell = expand(read(file))
-    content = {**to_container(compose("train", training.overrides)), "evaluate": evaluate}
-    assert runs.directories.config_hash(content) == cell.fingerprint != training.fingerprint
+    evaluated = {**EVALUATED, "evaluate": evaluate}
+    file = table_file(rows=[TRAINED, evaluated], seeds=[0])
+    training, cell = cells_of(file)
+    config = compose("train", training.overrides)
+    content = {**to_container(config), "evaluate": evaluate}
+    assert cell.fingerprint == runs.directories.config_hash(content)
+    assert cell.fingerprint != training.fingerprint
     directory = write_run(training)
-    _, cell = expand(read(file))
+    _, cell = cells_of(file)
     verify(cell)
     assert cell.job.arguments == ("-m", "capsule_lab", "evaluate", *cell.overrides)
     record = directory / "evaluations" / f"{cell.fingerprint}.json"
@@ -95,14 +106,16 @@ def test_evaluations_are_distinct_by_overrides_and_by_training_run(table_file) -
     of_other = {**EVALUATED, "name": "of_other", "of": "other"}
     more = {**EVALUATED, "name": "more", "evaluate": ["data.eval_images=60"]}
     rows = [TRAINED, other, EVALUATED, of_other, more, SAME]
-    cells = expand(read(table_file(rows=rows, seeds=[0])))
+    cells = cells_of(table_file(rows=rows, seeds=[0]))
     assert len(cells) == 6
     rows_of_distinct = [cell.row for cell in distinct(cells)]
-    assert names(rows_of_distinct) == ["trained", "other", "evaluated", "of_other", "more"]
+    expected = ["trained", "other", "evaluated", "of_other", "more"]
+    assert names(rows_of_distinct) == expected
 
 
 def test_evaluation_takes_the_devices_of_training(table_file) -> None:
-    _, cell = expand(read(table_file(rows=[TRAINED, EVALUATED], seeds=[0])), ["trainer.devices=2"])
+    file = table_file(rows=[TRAINED, EVALUATED], seeds=[0])
+    _, cell = cells_of(file, ["trainer.devices=2"])
     assert "trainer.devices=2" in cell.overrides
     assert cell.training.job.config.trainer.devices == 2
 
@@ -110,22 +123,31 @@ def test_evaluation_takes_the_devices_of_training(table_file) -> None:
 @needs_studies
 def test_networks_trained_in_different_precisions_are_not_mixed_in_a_column(table_file) -> None:
     attacked = {"name": "attacked", "of": "trained", "by": "attack", "evaluate": ["attack=fgsm"]}
-    file = table_file(rows=[TRAINED, attacked], columns={"it": {"metric": "attack/0.1/accuracy"}})
-    first, second, *_ = expand(read(file))
+    columns = {"it": {"metric": "attack/0.1/accuracy"}}
+    file = table_file(rows=[TRAINED, attacked], columns=columns)
+    first, second, *_ = cells_of(file)
     write_run(first, precision="32-true")
     write_run(second, precision="bf16-mixed")
-    for cell in expand(read(file))[2:]:
+    _, _, *evaluations = cells_of(file)
+    for cell in evaluations:
         write_evaluation(cell, error=1.0, attack={"0.1/accuracy": 50.0}, precision="32-true")
     message = r"seed 0 .* has precision 32-true, but .* bf16-mixed, evaluated in 32-true"
     with pytest.raises(TableError, match=message):
-        summarise(read(file))
+        entries_of(file)
+
+
+def write_one_evaluation(file: Path, **of_runs: Any) -> None:
+    """Write the runs of both seeds and the evaluation of the first one, with an error of 7.5."""
+    first, second, *_ = cells_of(file)
+    write_run(first, **of_runs)
+    write_run(second, **of_runs)
+    _, _, evaluation, _ = cells_of(file)
+    write_evaluation(evaluation, error=7.5)
 
 
 def test_summary_has_the_result_of_the_evaluation_and_the_size_of_its_run(file: Path) -> None:
-    for cell in expand(read(file))[:2]:
-        write_run(cell)
-    write_evaluation(expand(read(file))[2], error=7.5)
-    trained, evaluated = summarise(read(file))
+    write_one_evaluation(file)
+    trained, evaluated = entries_of(file)
     assert trained.ours.center == 1.0
     assert evaluated.ours.center == 7.5
     assert evaluated.ours.count == 1
@@ -137,9 +159,8 @@ def test_summary_has_the_result_of_the_evaluation_and_the_size_of_its_run(file: 
 
 
 def test_evaluation_of_weights_trained_on_a_standin_counts_as_standin(file: Path) -> None:
-    write_run(expand(read(file))[0], provenance={"source": "standin", "name": "bundled digits"})
-    write_evaluation(expand(read(file))[2], error=7.5)
-    _, entry = summarise(read(file))
+    write_one_evaluation(file, provenance={"source": "standin", "name": "bundled digits"})
+    _, entry = entries_of(file)
     assert entry.row.of
     assert entry.ours is None
     assert entry.standin.center == 7.5
@@ -171,8 +192,11 @@ def test_wrong_override_trains_nothing(
 
 def test_row_without_runs_in_a_column_has_no_evaluations_in_it(table_file) -> None:
     rows = [{"name": "trained", "overrides": {"a": []}}, EVALUATED]
-    columns = {"a": {"overrides": ["data.shift=1"]}, "b": {"overrides": ["data.shift=2"]}}
-    cells = expand(read(table_file(rows=rows, columns=columns, seeds=[0])))
+    columns = {
+        "a": {"overrides": ["data.shift=1"]},
+        "b": {"overrides": ["data.shift=2"]},
+    }
+    cells = cells_of(table_file(rows=rows, columns=columns, seeds=[0]))
     assert names(cells) == ["trained a seed 0", "evaluated a seed 0"]
 
 
@@ -182,10 +206,11 @@ def test_evaluations_are_planned_and_reported(cli: Cli, table_file) -> None:
     ended = cli("sweep", f"table={file}", "--dry-run")
     assert ended.out.splitlines()[-1] == "mine: 2 missing, 2 waiting"
     assert "waiting for trained  evaluated seed 0" in ended.out
-    assert "evaluate 'ckpt=???' trainer.accelerator=cpu +data.eval_images=50" in ended.out
-    for cell in expand(read(file))[:2]:
-        write_run(cell)
-    _, _, first, second, *_ = expand(read(file))
+    assert f"evaluate 'ckpt=???' {ON_CPU} {SOME_IMAGES}" in ended.out
+    first, second, *_ = cells_of(file)
+    write_run(first)
+    write_run(second)
+    _, _, first, second, *_ = cells_of(file)
     write_evaluation(first, error=7.0)
     write_evaluation(second, error=8.0)
     ended = cli("report", f"table={file}", "out=.")

@@ -6,10 +6,9 @@ from matplotlib.axes import Axes
 
 from capsule_lab.commands.tables import read_table as read
 from capsule_lab.tables import formats
-from capsule_lab.tables.expand import STANDIN, expand
+from capsule_lab.tables.expand import STANDIN
 from capsule_lab.tables.figure import error_against_time
-from capsule_lab.tables.summary import summarise
-from tests.helpers.tables import write_run, write_table
+from tests.helpers.tables import cells_of, entries_of, write_run, write_table
 
 ROWS = [
     {"name": "em_1", "label": "EM 2018, 1 iteration", "overrides": ["data.source=auto"]},
@@ -46,16 +45,19 @@ def texts(found: list[Any]) -> list[str]:
 def test_row_is_a_point_and_iterations_of_a_row_share_a_line(file: Path) -> None:
     errors = [4.0, 6.0, 3.0, 3.0, 9.0, 9.0]
     times = [10, 30, 40, 40, 5, 5]
-    for cell, error, seconds in zip(expand(read(file)), errors, times, strict=True):
+    for cell, error, seconds in zip(cells_of(file), errors, times, strict=True):
         write_run(cell, error=error, training_cpu_seconds=seconds)
-    figure = error_against_time(summarise(read(file)))
+    figure = error_against_time(entries_of(file))
     (axis,) = figure.axes
+    (legend,) = figure.legends
     assert points(axis) == {"EM 2018": ([20, 40], [5, 3]), "a CNN": ([5], [9])}
     assert texts(axis.texts) == ["1", "3"]
+    assert texts(legend.get_texts()) == ["EM 2018", "a CNN"]
     assert "processor" in axis.get_xlabel()
-    assert axis.get_xlim()[0] == 0
-    assert len({bar[0].get_color() for bar in axis.containers}) == 2
-    assert texts(figure.legends[0].get_texts()) == ["EM 2018", "a CNN"]
+    left, _ = axis.get_xlim()
+    assert left == 0
+    colours = {line.get_color() for line, *_ in axis.containers}
+    assert len(colours) == 2
 
 
 def test_rows_whose_labels_share_no_start_have_their_name(
@@ -67,39 +69,44 @@ def test_rows_whose_labels_share_no_start_have_their_name(
         {"name": "capsules_2", "label": "2 capsules", "overrides": ["data.batch_size=2"]},
     ]
     file = write_table(tmp_path, rows=rows)
-    for cell in expand(read(file)):
+    for cell in cells_of(file):
         write_run(cell, error=1.0)
-    figure = error_against_time(summarise(read(file)))
+    figure = error_against_time(entries_of(file))
     assert texts(figure.legends[0].get_texts()) == ["capsules"]
 
 
 def test_standins_are_drawn_in_a_panel_of_their_own(file: Path) -> None:
     standin = {"source": "standin", "name": "bundled digits"}
-    for cell in expand(read(file)):
+    for cell in cells_of(file):
         write_run(cell, error=1.0, training_cpu_seconds=None)
-    for cell in expand(read(file), [STANDIN]):
+    for cell in cells_of(file, [STANDIN]):
         write_run(cell, error=1.0, training_cpu_seconds=None, provenance=standin)
-    figure = error_against_time(summarise(read(file)))
-    assert [axis.get_title() for axis in figure.axes] == ["error", "error, stand-in"]
-    assert {axis.get_xlabel() for axis in figure.axes} == {"seconds, training"}
-    assert points(figure.axes[1])["a CNN"] == ([90], [1])
+    figure = error_against_time(entries_of(file))
+    of_real_data, of_standin = figure.axes
+    assert of_real_data.get_title() == "error"
+    assert of_standin.get_title() == "error, stand-in"
+    for axis in figure.axes:
+        assert axis.get_xlabel() == "seconds, training"
+    assert points(of_standin)["a CNN"] == ([90], [1])
 
 
 def test_runs_on_different_hardware_are_not_drawn(file: Path) -> None:
     hardware = {"em_1": "a machine", "em_3": "a machine", "cnn": "another machine"}
-    for cell in expand(read(file)):
+    for cell in cells_of(file):
         write_run(cell, hardware=hardware[cell.row.name])
-    assert error_against_time(summarise(read(file))) is None
+    assert error_against_time(entries_of(file)) is None
 
 
 def test_figure_needs_two_rows(file: Path) -> None:
-    cells = expand(read(file))
-    write_run(cells[0])
-    entries = summarise(read(file))
+    table = read(file)
+    first, *_, last = cells_of(file)
+    write_run(first)
+    entries = entries_of(file)
+    page = formats.as_page(table, entries, "make report")
     assert error_against_time(entries) is None
-    assert "Error against time" not in formats.as_page(read(file), entries, "make report")
-    write_run(cells[-1])
-    entries = summarise(read(file))
+    assert "Error against time" not in page
+    write_run(last)
+    entries = entries_of(file)
     costs = error_against_time(entries)
-    page = formats.as_page(read(file), entries, "make report", costs)
+    page = formats.as_page(table, entries, "make report", costs)
     assert '<h2>Error against time</h2>\n<figure><img src="data:image/svg+xml;base64,' in page

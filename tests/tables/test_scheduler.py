@@ -16,10 +16,8 @@ from capsule_lab.launchers import Job
 from capsule_lab.runs import lock
 from capsule_lab.tables import scheduler
 from capsule_lab.tables.cells import EvaluationCell
-from capsule_lab.tables.expand import expand
 from capsule_lab.tables.scheduler import run_table
-from capsule_lab.tables.summary import summarise
-from tests.helpers.tables import names, statuses, write_evaluation, write_run
+from tests.helpers.tables import cells_of, entries_of, names, statuses, write_evaluation, write_run
 
 ROWS = [
     {"name": "one", "overrides": []},
@@ -42,7 +40,7 @@ class Launcher:
 
     def launch(self, jobs: Sequence[Job], deadline: float) -> dict[str, str | None]:
         self.launched.append(names(jobs))
-        cells = {cell.fingerprint: cell for cell in expand(read(self.file))}
+        cells = {cell.fingerprint: cell for cell in cells_of(self.file)}
         return {job.fingerprint: self._run(cells[job.fingerprint]) for job in jobs}
 
     def _run(self, cell: Any) -> str | None:
@@ -68,16 +66,22 @@ def test_row_that_needs_a_result_is_launched_after_it(file: Path) -> None:
         ["two seed 0", "two seed 1"],
         ["evaluated seed 0", "evaluated seed 1"],
     ]
-    cells = expand(read(file))
+    cells = cells_of(file)
     assert set(statuses(cells)) == {"done"}
     assert "optimizer.eps=0.125" in cells[2].overrides
     run_table(read(file), [], launcher.launch)
     assert len(launcher.launched) == 3, "nothing is launched again"
 
 
+LAST = {"name": "last", "overrides": ["data.shift=0"]}
+
+
 @pytest.mark.parametrize(
     ("failing", "expected"),
-    [("one", ["failed", "waiting", "waiting"]), ("evaluated", ["done", "done", "failed"])],
+    [
+        ("one", ["failed", "waiting", "waiting"]),
+        ("evaluated", ["done", "done", "failed"]),
+    ],
 )
 def test_failed_run_is_tried_once_and_named_at_the_end(
     table_file, failing: str, expected: list[str]
@@ -87,19 +91,20 @@ def test_failed_run_is_tried_once_and_named_at_the_end(
     message = rf"^1 of 3 runs of mine failed; .*: {failing} seed 0: .* has no memory"
     with pytest.raises(TableError, match=message):
         run_table(read(file), [], launcher.launch)
-    assert statuses(expand(read(file))) == expected
+    assert statuses(cells_of(file)) == expected
     assert launcher.launched.count([f"{failing} seed 0"]) == 1
 
     again = Launcher(file)
     run_table(read(file), [], again.launch)
     assert again.launched[0] == [f"{failing} seed 0"]
-    assert set(statuses(expand(read(file)))) == {"done"}
+    assert set(statuses(cells_of(file))) == {"done"}
 
 
 def test_run_of_another_process_is_not_launched(table_file) -> None:
     file = table_file(rows=[ROWS[0], {**ROWS[2], "of": "one"}])
     launcher = Launcher(file)
-    with lock.train_lock(expand(read(file))[0].config):
+    first, *_ = cells_of(file)
+    with lock.train_lock(first.config):
         run_table(read(file), [], launcher.launch)
     assert launcher.launched == [["one seed 1"], ["evaluated seed 1"]]
 
@@ -134,7 +139,7 @@ def test_sweep_with_a_budget_continues_paused_runs_first(
     table_file, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
-    file = table_file(rows=[*ROWS, {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
+    file = table_file(rows=[*ROWS, LAST], seeds=[0])
     none_done = f"0 of 4 runs complete, 1 paused, 3 not started{LEFT}"
     one_done = f"1 of 4 runs complete, 1 paused, 2 not started{LEFT}"
     for jobs, steps, message, expected in (
@@ -146,10 +151,11 @@ def test_sweep_with_a_budget_continues_paused_runs_first(
         launcher = Slice(file, jobs, steps)
         launcher.run()
         assert caplog.messages[-1] == f"mine: {message}"
-        assert statuses(expand(read(file))) == expected
-        states = [entry.state for entry in summarise(read(file))]
+        assert statuses(cells_of(file)) == expected
+        states = [entry.state for entry in entries_of(file)]
         assert states.count("0 of 1, 1 paused") == expected.count("paused")
-    assert launcher.launched[0] == ["last seed 0", "two seed 0"], "the paused run is launched first"
+    first_jobs = launcher.launched[0]
+    assert first_jobs == ["last seed 0", "two seed 0"], "the paused run is launched first"
 
 
 @pytest.mark.parametrize("jobs", [0, 1])
@@ -166,7 +172,7 @@ def test_earlier_failure_outside_the_budget_is_no_error(
     table_file, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
-    file = table_file(rows=[ROWS[0], {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
+    file = table_file(rows=[ROWS[0], LAST], seeds=[0])
     with pytest.raises(TableError, match="1 of 2 runs of mine failed"):
         Slice(file, 2, failing=["one"]).run()
     Slice(file, 1, steps=40).run()

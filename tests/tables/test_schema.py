@@ -1,4 +1,5 @@
 import functools
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -143,12 +144,15 @@ def test_rows_of_the_table_of_routings_differ_only_in_routing() -> None:
 
 
 def test_rows_without_overrides_are_evaluations_or_only_reported() -> None:
-    rows = [row for row in read("hinton2018_table1").rows if not row.overrides]
-    (evaluated,) = [row for row in rows if row.has_runs]
-    assert evaluated.name == "several_crops"
-    assert evaluated.of == "three_iterations"
-    reported = [row for row in rows if not row.has_runs]
+    evaluated = []
+    reported = []
+    for row in read("hinton2018_table1").rows:
+        if not row.overrides:
+            (evaluated if row.has_runs else reported).append(row)
     assert names(reported) == ["ciresan2011", "sabour2017"]
+    (evaluation,) = evaluated
+    assert evaluation.name == "several_crops"
+    assert evaluation.of == "three_iterations"
 
 
 def test_overrides_and_published_values_can_be_given_by_column(table_file) -> None:
@@ -205,87 +209,71 @@ def test_invalid_selection_is_refused(selection: dict[str, Any], message: str) -
 
 ROW = {"name": "a", "overrides": []}
 
+
+def of_rows(*rows: Any) -> dict[str, Any]:
+    return {"rows": [*rows]}
+
+
+def with_row(**changes: Any) -> dict[str, Any]:
+    """A table whose only row has these changes."""
+    return of_rows({**ROW, **changes})
+
+
+OTHER = {**ROW, "name": "b"}
+NOT_TRAINED = {"name": "a"}
+EVALUATION = {"name": "b", "of": "a", "evaluate": []}
+OF_A_ROW_BELOW = {**EVALUATION, "of": "c"}
+OF_A_CHECKPOINT = {**EVALUATION, "evaluate": ["ckpt=x"]}
+TAKES_A_CHECKPOINT = {**OTHER, "takes": {"ckpt": ["a", "checkpoint"]}}
+SAME_LABELS = {"a": {"label": "it"}, "b": {"label": "it"}}
+TIME = {"metric": "time_to_accuracy/99/seconds"}
+LOGGING = "hydra.job_logging.handlers.x.()"
+NUMBERS = "expected a number, or [mean,"
+WHOLE_NUMBERS = "expected a list of whole numbers"
+NAME = "expected only letters, digits"
+TOGETHER = "expected of and evaluate together"
 WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"row": []}, "row|did you mean rows"),
-    ({"rows": [{"name": "a", "overides": []}]}, "row a|overides|did you mean overrides"),
-    ({"rows": [{"overrides": []}]}, "row|name|expected one"),
-    ({"rows": [{"name": "a", "overrides": ["seed"]}]}, "row a|overrides|seed|expected key=value"),
-    ({"rows": [{"name": "a", "overrides": {"x": []}}]}, "row a|overrides|x|Options: "),
-    (
-        {"rows": [{**ROW, "published": [1, 2, 3]}]},
-        "row a|published|[1, 2, 3]|expected a number, or [mean,",
-    ),
-    ({"rows": [{**ROW, "published": "many"}]}, "row a|published|many|expected a number, or [mean,"),
-    ({"rows": [ROW, ROW]}, "two rows have the same name|a, a|expected"),
-    (
-        {"columns": {"a": {"label": "it"}, "b": {"label": "it"}}},
-        "two columns have the same label|it, it|expected",
-    ),
-    (
-        {"rows": [{**ROW, "takes": {"seed": ["b", "test/error"]}}, {**ROW, "name": "b"}]},
-        "row a|takes|b|expected",
-    ),
-    ({"rows": [{**ROW, "takes": {"seed": "b"}}]}, "row a|takes|expected key: [row, metric]"),
-    (
-        {"rows": [ROW, {"name": "b", "overrides": [], "takes": {"ckpt": ["a", "checkpoint"]}}]},
-        "takes has ckpt|a metric of a",
-    ),
+    (of_rows({"name": "a", "overides": []}), "row a|overides|did you mean overrides"),
+    (of_rows({"overrides": []}), "row|name|expected one"),
+    (with_row(overrides=["seed"]), "row a|overrides|seed|expected key=value"),
+    (with_row(overrides={"x": []}), "row a|overrides|x|Options: "),
+    (with_row(overrides=["+ckpt=x"]), "row a|+ckpt=x|leave it out, a table finds its runs"),
+    (with_row(published=[1, 2, 3]), f"row a|published|[1, 2, 3]|{NUMBERS}"),
+    (with_row(published="many"), f"row a|published|many|{NUMBERS}"),
+    (with_row(published={"": math.inf}), f"row a|published|inf|{NUMBERS}"),
+    (with_row(published=[1.0, math.nan]), f"row a|published|nan|{NUMBERS}"),
+    (with_row(name="a (b), c"), f"name|'a (b), c'|{NAME}"),
+    (with_row(name="../a"), f"name|'../a'|{NAME}"),
+    (with_row(takes={"seed": "b"}), "row a|takes|expected key: [row, metric]"),
+    (with_row(evaluate=[]), f"row a|{TOGETHER}"),
+    (of_rows(ROW, ROW), "two rows have the same name|a, a|expected"),
+    (of_rows({**ROW, "takes": {"seed": ["b", "test/error"]}}, OTHER), "row a|takes|b|expected"),
+    (of_rows(ROW, TAKES_A_CHECKPOINT), "takes has ckpt|a metric of a"),
+    (of_rows(ROW, OF_A_ROW_BELOW), "row b|of|c|expected a row above it"),
+    (of_rows(NOT_TRAINED, EVALUATION), "row b|of is a|not trained|expected"),
+    (of_rows(ROW, {"name": "b", "of": "a"}), f"row b|{TOGETHER}"),
+    (of_rows(ROW, {**OTHER, **EVALUATION}), f"row b|{TOGETHER}"),
+    (of_rows(ROW, OF_A_CHECKPOINT), "row b|evaluate|ckpt=x|leave it out"),
     ({"rows": {"a": []}}, "rows|{'a': []}|expected a list"),
     ({"rows": ["a"]}, "rows|'a'|expected a list"),
     ({"rows": []}, "rows|[]|expected a list"),
-    ({"rows": [{"name": "a (b), c"}]}, "name|'a (b), c'|expected only letters, digits"),
     ({"columns": ["a"]}, "columns|'a'|expected a mapping"),
-    ({"seeds": 3}, "seeds|3|expected a list of whole numbers"),
-    ({"seeds": ["a"]}, "seeds|'a'|expected a list of whole numbers"),
-    ({"base": ["seed=1"]}, "base|seed=1|leave it out, seeds=[…] sets the seeds of a table"),
-    (
-        {"rows": [{"name": "a", "overrides": ["+ckpt=x"]}]},
-        "row a|+ckpt=x|leave it out, a table finds its runs",
-    ),
+    ({"columns": SAME_LABELS}, "two columns have the same label|it, it|expected"),
     ({"columns": {"x": {"metrics": "a"}}}, "column x|metrics|did you mean metric"),
-    (
-        {"columns": {"x": {"metric": "time_to_accuracy/99/seconds"}}},
-        "column x|expected statistic: median",
-    ),
+    ({"columns": {"x": TIME}}, "column x|expected statistic: median"),
     ({"columns": {"x": {"statistic": "mode"}}}, "column x|statistic|mode|expected mean or median"),
+    ({"columns": {"../a": {}}}, f"name|'../a'|{NAME}"),
+    ({"seeds": 3}, f"seeds|3|{WHOLE_NUMBERS}"),
+    ({"seeds": ["a"]}, f"seeds|'a'|{WHOLE_NUMBERS}"),
+    ({"seeds": [10**30]}, f"seeds|{10**30}|{WHOLE_NUMBERS}, 0 to 4294967295"),
+    ({"base": ["seed=1"]}, "base|seed=1|leave it out, seeds=[…] sets the seeds of a table"),
     ({"base": "seed=1"}, "base|'seed=1'|expected a list of key=value"),
-    (
-        {"rows": [ROW, {"name": "b", "of": "c", "evaluate": []}]},
-        "row b|of|c|expected a row above it",
-    ),
-    (
-        {"rows": [{"name": "a"}, {"name": "b", "of": "a", "evaluate": []}]},
-        "row b|of is a|not trained|expected",
-    ),
-    ({"rows": [ROW, {"name": "b", "of": "a"}]}, "row b|expected of and evaluate together"),
-    ({"rows": [{**ROW, "evaluate": []}]}, "row a|expected of and evaluate together"),
-    (
-        {"rows": [ROW, {**ROW, "name": "b", "of": "a", "evaluate": []}]},
-        "row b|expected of and evaluate together",
-    ),
-    (
-        {"rows": [ROW, {"name": "b", "of": "a", "evaluate": ["ckpt=x"]}]},
-        "row b|evaluate|ckpt=x|leave it out",
-    ),
-    (
-        {"base": ["hydra.job_logging.handlers.x.()=os.system"]},
-        "base|hydra.job_logging|can run code|command line",
-    ),
+    ({"base": [f"{LOGGING}=os.system"]}, "base|hydra.job_logging|can run code|command line"),
     ({"base": ["+hydra.callbacks.x._target_=os.system"]}, "base|+hydra.callbacks|can run code"),
     ({"base": ["hydra/job_logging=evil"]}, "base|hydra/job_logging|can run code"),
     ({"base": ["hydra.searchpath=[pkg://evil]"]}, "base|hydra.searchpath|can run code"),
     ({"base": ["~hydra.searchpath"]}, "base|~hydra.searchpath|can run code"),
-    ({"rows": [{"name": "../a"}]}, "name|'../a'|expected only letters, digits"),
-    ({"columns": {"../a": {}}}, "name|'../a'|expected only letters, digits"),
-    ({"seeds": [10**30]}, f"seeds|{10**30}|expected a list of whole numbers, 0 to 4294967295"),
-    (
-        {"rows": [{**ROW, "published": {"": float("inf")}}]},
-        "row a|published|inf|expected a number, or [mean,",
-    ),
-    (
-        {"rows": [{**ROW, "published": [1.0, float("nan")]}]},
-        "row a|published|nan|expected a number, or [mean,",
-    ),
 ]
 """The content of a file, and parts of the error message."""
 

@@ -27,14 +27,16 @@ SECOND = [0.80, 0.85, 0.79, 0.90]
 
 
 def test_unpaired_difference_equals_welch_of_scipy_and_statsmodels() -> None:
-    found = unpaired_difference(FIRST, SECOND[:3], margin=0.2)
-    expected = stats.ttest_ind(FIRST, SECOND[:3], equal_var=False)
+    second = SECOND[:3]
+    found = unpaired_difference(FIRST, second, margin=0.2)
+    expected = stats.ttest_ind(FIRST, second, equal_var=False)
     interval = expected.confidence_interval(0.95)
     assert found.p == pytest.approx(expected.pvalue)
     assert found.low == pytest.approx(interval.low)
     assert found.high == pytest.approx(interval.high)
-    p, *_ = weightstats.ttost_ind(FIRST, SECOND[:3], -0.2, 0.2, usevar="unequal")
-    assert found.equivalent == ("yes" if p < 0.05 else "undecided")
+    p, *_ = weightstats.ttost_ind(FIRST, second, -0.2, 0.2, usevar="unequal")
+    equivalent = "yes" if p < 0.05 else "undecided"
+    assert found.equivalent == equivalent
 
 
 def test_paired_difference_equals_scipy() -> None:
@@ -47,31 +49,51 @@ def test_paired_difference_equals_scipy() -> None:
 
 
 def test_hedges_g_equals_its_formula() -> None:
-    std = math.sqrt((np.var(FIRST, ddof=1) + np.var(SECOND, ddof=1)) / 2)
+    variance = (np.var(FIRST, ddof=1) + np.var(SECOND, ddof=1)) / 2
     correction = 1 - 3 / (4 * 6 - 1)
-    expected = (np.mean(FIRST) - np.mean(SECOND)) / std * correction
-    assert unpaired_difference(FIRST, SECOND).g == pytest.approx(expected)
-    assert paired_difference(FIRST, SECOND).g == pytest.approx(expected)
+    difference = np.mean(FIRST) - np.mean(SECOND)
+    expected = difference / math.sqrt(variance) * correction
+    unpaired = unpaired_difference(FIRST, SECOND)
+    paired = paired_difference(FIRST, SECOND)
+    assert unpaired.g == pytest.approx(expected)
+    assert paired.g == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("margin", "expected"), [(0.4, "yes"), (0.13, "undecided"), (0.01, "no")])
-def test_equivalence_needs_a_margin_beyond_the_interval(margin: float, expected: str) -> None:
-    assert paired_difference(FIRST, SECOND, margin=margin).equivalent == expected
-    assert paired_difference(FIRST, SECOND).equivalent is None
+@pytest.mark.parametrize(
+    ("margin", "expected"),
+    [
+        (0.4, "yes"),
+        (0.13, "undecided"),
+        (0.01, "no"),
+        (None, None),
+    ],
+)
+def test_equivalence_needs_a_margin_beyond_the_interval(
+    margin: float | None, expected: str | None
+) -> None:
+    found = paired_difference(FIRST, SECOND, margin=margin)
+    assert found.equivalent == expected
+
+
+UNPAIRED_POWER = power.TTestIndPower()
+
+
+PAIRED_POWER = power.TTestPower()
 
 
 @pytest.mark.parametrize("size", [0.3, 0.8, 2.5])
 def test_number_of_runs_equals_that_of_statsmodels(size: float) -> None:
-    unpaired = power.TTestIndPower().solve_power(size, power=0.8, alpha=0.05)
-    paired = power.TTestPower().solve_power(size, power=0.9, alpha=0.05)
+    unpaired = UNPAIRED_POWER.solve_power(size, power=0.8, alpha=0.05)
+    paired = PAIRED_POWER.solve_power(size, power=0.9, alpha=0.05)
     assert runs_for(size, 1, pairs=False) == math.ceil(unpaired)
     assert runs_for(size, 1, pairs=True, power=0.9) == math.ceil(paired)
 
 
 def test_number_of_runs_for_one_of_several_tests_is_larger() -> None:
     level = 0.05 / 100
-    expected = power.TTestIndPower().solve_power(1.0, power=0.8, alpha=level)
-    assert runs_for(1.0, 1.0, pairs=False, level=level) == math.ceil(expected)
+    expected = UNPAIRED_POWER.solve_power(1.0, power=0.8, alpha=level)
+    found = runs_for(1.0, 1.0, pairs=False, level=level)
+    assert found == math.ceil(expected)
 
 
 def test_number_of_runs_is_not_searched_without_end() -> None:
@@ -80,7 +102,7 @@ def test_number_of_runs_is_not_searched_without_end() -> None:
 
 def test_detectable_difference_equals_that_of_statsmodels() -> None:
     found = unpaired_difference([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])
-    expected = power.TTestIndPower().solve_power(nobs1=3, power=0.8, alpha=0.05)
+    expected = UNPAIRED_POWER.solve_power(nobs1=3, power=0.8, alpha=0.05)
     assert found.detectable == pytest.approx(expected, 1e-4)
 
 
@@ -95,8 +117,10 @@ def test_mcnemar_equals_statsmodels() -> None:
     second = np.array([1, 0, 0, 0, 1, 0, 0, 0, 0], bool)
     found = mcnemar(first, second)
     table = [[1, 4], [1, 3]]  # images that both, one or no network gets wrong
-    assert found.p == pytest.approx(mcnemar_of_statsmodels(table, exact=True).pvalue)
-    assert found.estimate == pytest.approx(100 * (first.mean() - second.mean()))
+    expected = mcnemar_of_statsmodels(table, exact=True)
+    assert found.p == pytest.approx(expected.pvalue)
+    difference = 100 * (first.mean() - second.mean())
+    assert found.estimate == pytest.approx(difference)
     assert mcnemar(first, first).p == 1
 
 
@@ -124,8 +148,8 @@ def test_samples_without_a_deviation_have_no_interval(found: Difference) -> None
 
 def test_pooled_deviation_replaces_that_of_the_samples() -> None:
     common = pooled([[1.0, 2.0, 3.0], [5.0, 5.0], [7.0]])
-    assert common == Spread(pytest.approx(math.sqrt(2 / 3)), 3)
-    assert pooled([[1.0, 1.0], [2.0]]) is None
+    expected = math.sqrt(2 / 3)
+    assert common == Spread(pytest.approx(expected), 3)
     found = unpaired_difference([1.0, 1.0], [2.0, 2.0], common=common)
     half = stats.t.ppf(0.975, 3) * common.std
     assert found.low == pytest.approx(-1 - half)
@@ -152,10 +176,18 @@ def test_family_without_differences_has_five_percent_false_positives() -> None:
     assert 0.04 <= positive / 2000 <= 0.06
 
 
+def test_equal_samples_have_no_deviation_to_pool() -> None:
+    assert pooled([[1.0, 1.0], [2.0]]) is None
+
+
 @pytest.mark.whole
 def test_bootstrap_covers_the_difference_for_other_runs_and_clusters() -> None:
     generator = np.random.default_rng(0)
     clusters = np.arange(25).repeat(8)
+
+    def of_toys(std: float) -> np.ndarray:
+        """A number for each toy, at each of its images."""
+        return generator.normal(0, std, 25)[clusters]
 
     def scores(mean: float) -> np.ndarray:
         """Scores of five runs, (run, image), apart from those of toys; an image is wrong above 0."""
@@ -168,23 +200,25 @@ def test_bootstrap_covers_the_difference_for_other_runs_and_clusters() -> None:
     expected = 100 * (first_error - second_error)
     within = 0
     for _ in range(150):
-        toys = generator.normal(0, 1, 25)[clusters]
+        toys = of_toys(1)
         first = toys + scores(-1)
         second = toys + scores(-1.2)
-        first += generator.normal(0, 0.3, 25)[clusters]
-        wrong = [100.0 * (first > 0), 100.0 * (second > 0)]
-        found = resampled_difference(*wrong, clusters, paired=False)
+        first += of_toys(0.3)
+        first_wrong = 100.0 * (first > 0)
+        second_wrong = 100.0 * (second > 0)
+        found = resampled_difference(first_wrong, second_wrong, clusters, paired=False)
         within += found.low < expected < found.high
     assert 0.9 <= within / 150 <= 0.99
 
 
 def test_bootstrap_of_single_images_equals_the_normal_interval() -> None:
+    images = 4000
     generator = np.random.default_rng(0)
-    first = 100.0 * (generator.random((1, 4000)) < 0.12)
-    second = 100.0 * (generator.random((1, 4000)) < 0.1)
-    found = resampled_difference(first, second, np.arange(4000), paired=True, margin=5)
+    first = 100.0 * (generator.random((1, images)) < 0.12)
+    second = 100.0 * (generator.random((1, images)) < 0.1)
+    found = resampled_difference(first, second, np.arange(images), paired=True, margin=5)
     difference = first - second
-    width = 2 * 1.96 * np.std(difference) / math.sqrt(4000)
+    width = 2 * 1.96 * np.std(difference) / math.sqrt(images)
     assert found.high - found.low == pytest.approx(width, rel=0.05)
     assert found.estimate == pytest.approx(difference.mean())
     assert found.equivalent == "yes"
@@ -193,19 +227,23 @@ def test_bootstrap_of_single_images_equals_the_normal_interval() -> None:
 def test_bootstrap_tells_the_part_of_the_error_that_more_runs_do_not_reduce() -> None:
     """Three toys in ten are wrong in every run: runs agree, so the clusters alone have the whole error."""
     clusters = np.repeat(np.arange(10), 50)
-    alike = np.tile(100.0 * (clusters < 3), (4, 1))
+    wrong = 100.0 * (clusters < 3)
+    alike = np.tile(wrong, (4, 1))
     right = np.zeros_like(alike)
     found = resampled_difference(alike, right, clusters, paired=False)
+    expected = 100 * math.sqrt(0.3 * 0.7 / 10)
     assert found.error == pytest.approx(found.error_of_clusters)
-    assert found.error == pytest.approx(100 * math.sqrt(0.3 * 0.7 / 10), rel=0.05)
+    assert found.error == pytest.approx(expected, rel=0.05)
     assert found.df == 3
 
 
 def test_bootstrap_of_runs_that_differ_has_no_error_of_equal_clusters() -> None:
     """Every toy of a run has the same result: the whole error is that of runs."""
     clusters = np.repeat(np.arange(10), 50)
-    different = np.repeat([[0.0], [100.0], [0.0], [100.0]], 500, axis=1)
+    of_runs = [[0.0], [100.0], [0.0], [100.0]]
+    different = np.repeat(of_runs, 500, axis=1)
     right = np.zeros_like(different)
     found = resampled_difference(different, right, clusters, paired=False)
+    expected = 100 * math.sqrt(0.5 * 0.5 / 4)
     assert found.error_of_clusters == pytest.approx(0, abs=1e-9)
-    assert found.error == pytest.approx(100 * math.sqrt(0.5 * 0.5 / 4), rel=0.05)
+    assert found.error == pytest.approx(expected, rel=0.05)

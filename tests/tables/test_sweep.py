@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.commands.tables import read_table as read
 from capsule_lab.launchers import local
 from capsule_lab.runs import lock
 from capsule_lab.system import protocol
-from capsule_lab.tables.expand import expand
 from tests.helpers import crash_callbacks
 from tests.helpers.commands import (
     NO_PICTURES,
@@ -28,7 +26,16 @@ from tests.helpers.commands import (
     start,
     wait_for,
 )
-from tests.helpers.tables import TINY, call, contents, names, statuses, write_run, write_table
+from tests.helpers.tables import (
+    TINY,
+    call,
+    cells_of,
+    contents,
+    names,
+    statuses,
+    write_run,
+    write_table,
+)
 
 FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
 GOOD = {"name": "good", "overrides": []}
@@ -61,9 +68,9 @@ def test_table_is_swept_repeated_and_reported(cli: Cli, table_file, tmp_path: Pa
         r"model: CapsNet has channels 0; expected 1 or more( \(log: a\.log\))?"
     )
     assert re.fullmatch(message, ended.err.splitlines()[-1]), ended.err
-    assert statuses(expand(read(file))) == ["failed", "done", "done"]
+    assert statuses(cells_of(file)) == ["failed", "done", "done"]
     before = results(tmp_path)
-    _, good, evaluation = expand(read(file))
+    _, good, evaluation = cells_of(file)
     directory, result = good.finished
     assert result["command"].endswith(shlex.join(good.overrides))
     assert result["overrides"] == [*good.overrides]
@@ -85,7 +92,7 @@ def test_dry_run_prints_status_and_commands_and_writes_nothing(
     cli: Cli, table_file, tmp_path: Path
 ) -> None:
     file = table_file()
-    first, second = expand(read(file))
+    first, second = cells_of(file)
     write_run(first)
     before = sorted(tmp_path.rglob("*"))
     ended = cli("sweep", f"table={file}", "dry_run=true")
@@ -159,7 +166,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
         patch.setattr(local, "visible_gpus", lambda: ["0", "1"])
         command = ("sweep", f"table={file}", "launcher=gpus")
         first = call(*command)
-        cells = expand(read(file))
+        cells = cells_of(file)
         yield Swept(
             folder,
             file,
@@ -204,7 +211,7 @@ def test_repeated_sweep_runs_only_unfinished_cells(
     assert swept.second.status == 2
     assert swept.second.out.splitlines()[0] == "mine: 1 done, 3 failed"
     assert "1 of 4 runs of mine failed" in swept.second.err
-    cells = expand(read(swept.file))
+    cells = cells_of(swept.file)
     assert statuses(cells) == ["done", "done", "failed", "done"]
     (killed,) = names(cells[0].directories)
     (whole,) = names(cells[1].directories)
@@ -236,7 +243,7 @@ def test_runs_save_a_checkpoint_and_end_with_their_sweep(
     try:
         wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == len(seeds))
         runs = []
-        for cell in expand(read(file)):
+        for cell in cells_of(file):
             number, *_ = lock.read_record(cell.fingerprint).process.split()
             runs.append(Path("/proc") / number)
         process.send_signal(signum)
@@ -249,6 +256,6 @@ def test_runs_save_a_checkpoint_and_end_with_their_sweep(
         assert process.returncode == 128 + signal.SIGTERM
         saved = "2 runs were stopped after saving checkpoints; the same command continues"
         assert err == f"capsule_lab: stopped by SIGTERM; {saved}\n"
-    for cell in expand(read(file)):
+    for cell in cells_of(file):
         assert "stopped by SIGTERM at step" in cell.error
         assert (cell.directories[0] / "checkpoints" / "last.ckpt").is_file()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from capsule_lab.data.download import fetch
 from capsule_lab.data.formats import affnist
@@ -51,19 +52,20 @@ def refusal(function: Callable[..., Any], *arguments: Any) -> str:
 def test_file_and_archive_are_read_back_exactly(written, tmp_path, name):
     shutil.copy(written / name, tmp_path)
     images, labels, factors = load(tmp_path)
-    np.testing.assert_array_equal(images[:, 0].numpy(), IMAGES)
-    np.testing.assert_array_equal(labels.numpy(), LABELS)
-    np.testing.assert_array_equal(factors.numpy(), TRANSFORMS.astype(np.float32))
-    assert check(tmp_path) == {name: hashlib.sha256((written / name).read_bytes()).hexdigest()}
+    assert_array_equal(images[:, 0], IMAGES)
+    assert_array_equal(labels, LABELS)
+    assert_array_equal(factors, TRANSFORMS.astype(np.float32))
+    content = (written / name).read_bytes()
+    assert check(tmp_path) == {name: hashlib.sha256(content).hexdigest()}
 
 
 def test_archive_is_preferred_to_the_unpacked_file(written, tmp_path):
     shutil.copy(written / "test.mat.zip", tmp_path)
     (tmp_path / "test.mat").write_bytes(b"not looked at")
     assert list(check(tmp_path)) == ["test.mat.zip"]
-    assert len(load(tmp_path).labels) == CASES
+    images = load(tmp_path)
+    assert len(images.labels) == CASES
     assert check(tmp_path / "nowhere") == {}
-    assert PUBLISHED == ("2cde38ec83ee2ebfd7b901f8be5a09efb17a1bda04771f9b4905751eb945c01a", 10_000)
 
 
 def changed(**change: Any) -> bytes:
@@ -77,23 +79,45 @@ def without_labels() -> bytes:
 
 
 WHOLE = matlab(affNISTdata=fields())
+
+
+def test_checksum_and_number_of_digits_are_the_published_ones():
+    sha256, digits = PUBLISHED
+    assert sha256 == "2cde38ec83ee2ebfd7b901f8be5a09efb17a1bda04771f9b4905751eb945c01a"
+    assert digits == 10_000
+
+
+def with_labels(labels: Any) -> bytes:
+    return changed(label_int=labels)
+
+
+def with_transforms(transforms: np.ndarray) -> bytes:
+    return changed(human_readable_transform=transforms)
+
+
+ONE_ROW = LABELS[None]
+
+
+HDF = b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + b"\x89HDF"
+
+
 BAD = {
     "truncated": (WHOLE[:-100], "cannot be read"),
     "empty": (b"", "cannot be read"),
-    "MATLAB 7.3": (b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + b"\x89HDF", "cannot be read"),
+    "MATLAB 7.3": (HDF, "cannot be read"),
     "other variable": (matlab(image=IMAGES), "cannot be read ('affNISTdata')"),
     "no struct": (matlab(affNISTdata=IMAGES), "cannot be read"),
     "no labels": (without_labels(), "no field of name label_int"),
     "images transposed": (changed(image=IMAGES.reshape(CASES, -1)), "uint8 of shape (320, 1600), "),
-    "fewer labels": (changed(label_int=LABELS[None, 1:]), "uint8 of shape (1, 319)"),
-    "labels of halves": (changed(label_int=LABELS[None] + 0.5), "labels that are not integers"),
-    "labels of nothing": (changed(label_int=LABELS[None] * np.nan), "cannot be read"),
-    "labels in words": (changed(label_int="two"), "<U3 of shape (1,)"),
-    "label 10": (changed(label_int=LABELS[None] + np.uint8(1)), "320 images, [32, 32, 32, 32, 32, 32, 32, 32, 32, 32]"),
-    "other counts": (changed(label_int=LABELS[None] // 2), "holds 320 images, [64, 64, 64, 64, 64] of the labels [0, "),
-    "fewer transforms": (changed(human_readable_transform=TRANSFORMS.T[:, 1:]), "of shape (6, 319)"),
-    "transforms of nothing": (changed(human_readable_transform=TRANSFORMS.T * np.nan), "transforms that are not"),
-}  # fmt: skip
+    "fewer labels": (with_labels(ONE_ROW[:, 1:]), "uint8 of shape (1, 319)"),
+    "labels of halves": (with_labels(ONE_ROW + 0.5), "labels that are not integers"),
+    "labels of nothing": (with_labels(ONE_ROW * np.nan), "cannot be read"),
+    "labels in words": (with_labels("two"), "<U3 of shape (1,)"),
+    "label 10": (with_labels(ONE_ROW + np.uint8(1)), f"320 images, {[32] * 10}"),
+    "other counts": (with_labels(ONE_ROW // 2), f"320 images, {[64] * 5} of the labels [0, "),
+    "fewer transforms": (with_transforms(TRANSFORMS.T[:, 1:]), "of shape (6, 319)"),
+    "transforms of nothing": (with_transforms(TRANSFORMS.T * np.nan), "transforms that are not"),
+}
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -110,24 +134,26 @@ def test_invalid_file_is_named_with_the_reason(tmp_path, kind, read):
 def test_invalid_file_in_an_archive_is_named(tmp_path):
     archive = tmp_path / "test.mat.zip"
     archive.write_bytes(zipped({"test.mat": WHOLE[:-100]}))
-    assert refusal(load, tmp_path).startswith(f"{archive / 'test.mat'} cannot be read")
+    message = refusal(load, tmp_path)
+    assert message.startswith(f"{archive}/test.mat cannot be read")
 
 
 def test_missing_file_is_named(tmp_path):
     message = refusal(load, tmp_path)
-    assert message.startswith(f"{tmp_path / 'test.mat'} cannot be read (No such file")
+    assert message.startswith(f"{tmp_path}/test.mat cannot be read (No such file")
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda whole: whole[:-1], lambda _: b"", lambda _: b"<!DOCTYPE html>"]
-)
+@pytest.mark.parametrize("damage", ["truncated", "empty", "a web page"])
 def test_archive_with_a_wrong_checksum_is_refused(written, tmp_path, damage):
+    whole = (written / "test.mat.zip").read_bytes()
+    contents = {"truncated": whole[:-1], "empty": b"", "a web page": b"<!DOCTYPE html>"}
     path = tmp_path / "test.mat.zip"
-    path.write_bytes(damage((written / path.name).read_bytes()))
+    path.write_bytes(contents[damage])
     message = refusal(check, tmp_path)
     assert message.startswith(f"{path} (")
     assert affnist.SHA256 in message
-    assert refusal(load, tmp_path).startswith(f"{path} cannot be read")
+    message = refusal(load, tmp_path)
+    assert message.startswith(f"{path} cannot be read")
 
 
 URL = "https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/test.mat.zip"
@@ -136,16 +162,18 @@ URL = "https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/test.mat.zip"
 def test_complete_download_is_kept(written, tmp_path, monkeypatch):
     archive = (written / "test.mat.zip").read_bytes()
     asked = answer_downloads(monkeypatch, lambda url: archive)
-    assert fetch(tmp_path / "affNIST", download) is None
+    folder = tmp_path / "affNIST"
+    assert fetch(folder, download) is None
     assert asked == [URL]
-    assert [path.name for path in tmp_path.rglob("*")] == ["affNIST", "test.mat.zip"]
-    images = load(tmp_path / "affNIST").images
-    np.testing.assert_array_equal(images[:, 0].numpy(), IMAGES)
+    assert [*tmp_path.rglob("*")] == [folder, folder / "test.mat.zip"]
+    images = load(folder).images
+    assert_array_equal(images[:, 0], IMAGES)
 
 
 def test_incomplete_download_leaves_nothing(written, tmp_path, monkeypatch):
     archive = (written / "test.mat.zip").read_bytes()
     asked = answer_downloads(monkeypatch, lambda url: archive[:-1])
-    assert "does not match the known hash" in fetch(tmp_path / "affNIST", download)
+    reason = fetch(tmp_path / "affNIST", download)
+    assert "does not match the known hash" in reason
     assert asked == [URL]
     assert [*tmp_path.iterdir()] == []

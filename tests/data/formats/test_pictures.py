@@ -68,18 +68,23 @@ def test_a_digit_is_the_same_in_every_kind_of_picture(kind: str) -> None:
 
 
 def test_a_digit_fills_the_box_of_mnist() -> None:
-    digit = as_digit(seven())[0].double()
+    (digit,) = as_digit(seven()).double()
     rows, columns = digit.nonzero().T
-    assert max(rows.max() - rows.min(), columns.max() - columns.min()) + 1 == 20
+    height = rows.max() - rows.min() + 1
+    width = columns.max() - columns.min() + 1
+    assert max(height, width) == 20
+    assert digit.max() == 255
     positions = torch.arange(28).double()
     shares = digit / digit.sum()
-    assert float(shares.sum(1) @ positions) == pytest.approx(13.5, abs=0.51)
-    assert float(shares.sum(0) @ positions) == pytest.approx(13.5, abs=0.51)
-    assert digit.max() == 255
+    centre_down = float(shares.sum(1) @ positions)
+    centre_right = float(shares.sum(0) @ positions)
+    assert centre_down == pytest.approx(13.5, abs=0.51)
+    assert centre_right == pytest.approx(13.5, abs=0.51)
 
 
 def test_a_given_polarity_is_used() -> None:
-    assert as_digit(seven(), "dark_on_light").equal(as_digit(seven()))
+    found = as_digit(seven(), "dark_on_light")
+    assert found.equal(as_digit(seven()))
     with pytest.raises(DataError, match="give its polarity, dark_on_light or light_on_dark"):
         as_digit(seven(), "light_on_dark")
 
@@ -93,10 +98,12 @@ def test_a_blank_picture_is_reported(paper: int) -> None:
 
 def test_transparency_and_orientation_of_a_photograph() -> None:
     picture = Image.new("RGBA", (3, 2), (255, 0, 0, 0))
-    assert opaque(picture, "white").getpixel((0, 0)) == (255, 255, 255)
+    on_white = opaque(picture, "white")
+    assert on_white.getpixel((0, 0)) == (255, 255, 255)
     picture.getexif()[0x0112] = 6  # turned by 90 degrees
     assert opaque(picture).size == (2, 3)
-    assert opaque(Image.new("CMYK", (2, 2))).mode == "RGB"
+    of_print = Image.new("CMYK", (2, 2))
+    assert opaque(of_print).mode == "RGB"
 
 
 def test_what_networks_receive() -> None:
@@ -105,12 +112,14 @@ def test_what_networks_receive() -> None:
     assert digit.shape == mnist.spec.image_shape
     assert digit.dtype == torch.float32
     assert digit.max() == 1
-    on_canvas = data.ExpandedMNISTDataModule().from_picture(seven())
+    expanded = data.ExpandedMNISTDataModule()
+    on_canvas = expanded.from_picture(seven())
     assert on_canvas[:, 6:34, 6:34].equal(digit)
     photograph = Image.effect_noise((100, 60), 50).convert("RGB")
     standardised = data.CIFAR10DataModule().from_picture(photograph)
     assert standardised.shape == (3, 24, 24)
-    assert float(standardised.mean()) == pytest.approx(0, abs=1e-5)
+    mean = float(standardised.mean())
+    assert mean == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -144,17 +153,23 @@ def tiff(numbers: np.ndarray, sample_format: int) -> bytes:
     return head + content + directory + bytes(4)
 
 
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    length = struct.pack(">I", len(content))
+    checksum = struct.pack(">I", zlib.crc32(kind + content))
+    return length + kind + content + checksum
+
+
 def png(width: int, height: int, depth: int = 16) -> bytes:
     """A black grey picture of any size in a small file."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        length = struct.pack(">I", len(content))
-        checksum = struct.pack(">I", zlib.crc32(kind + content))
-        return length + kind + content + checksum
-
     head = struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)
-    rows = zlib.compress(bytes((1 + width * depth // 8) * height), 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    bytes_in_row = 1 + width * depth // 8
+    rows = zlib.compress(bytes(bytes_in_row * height), 9)
+    chunks = [
+        png_chunk(b"IHDR", head),
+        png_chunk(b"IDAT", rows),
+        png_chunk(b"IEND", b""),
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def grey(kind: type) -> np.ndarray:
@@ -212,7 +227,8 @@ RIGHT = {
 def test_numbers_of_16_bits_and_more_are_scaled_by_their_range(tmp_path: Path, name: str) -> None:
     file = tmp_path / "a.tif"
     file.write_bytes(RIGHT[name])
-    values = np.asarray(opaque(open_picture(file))).ravel()
+    picture = opaque(open_picture(file))
+    values = np.asarray(picture).ravel()
     np.testing.assert_allclose(values, np.linspace(0, 255, 64), atol=1, rtol=0)
 
 
@@ -246,8 +262,9 @@ def test_first_of_several_frames_is_used_with_a_warning(
     first.save(file, save_all=True, append_images=others)
     pictures._warn_of_frames.cache_clear()
     with caplog.at_level(logging.WARNING):
-        picture = opaque(open_picture(file)).convert("L")
-    assert picture.getpixel((4, 4)) == pytest.approx(40, abs=2)
+        picture = opaque(open_picture(file))
+    pixel = picture.convert("L").getpixel((4, 4))
+    assert pixel == pytest.approx(40, abs=2)
     assert "of pictures with several frames or pages, the first one is used" in caplog.text
 
 
@@ -278,14 +295,22 @@ def snake(size: int) -> np.ndarray:
     return mask
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [np.random.default_rng(seed).random((25, 40)) < seed / 10 for seed in range(1, 10)]
-    + [snake(60), np.zeros((3, 4), dtype=bool)],
-)
+def masks() -> list[np.ndarray]:
+    """Random pixels, of which more and more are set; a long stroke; an empty picture."""
+    drawn = []
+    for seed in range(1, 10):
+        numbers = np.random.default_rng(seed).random((25, 40))
+        drawn.append(numbers < seed / 10)
+    return [*drawn, snake(60), np.zeros((3, 4), dtype=bool)]
+
+
+@pytest.mark.parametrize("mask", masks())
 def test_strokes_are_those_of_scipy(mask: np.ndarray) -> None:
-    strokes, expected = connected(mask), ndimage.label(mask, np.ones((3, 3)))[0]
+    neighbours = np.ones((3, 3))
+    strokes = connected(mask)
+    expected, _ = ndimage.label(mask, neighbours)
     pairs = np.unique([strokes.ravel(), expected.ravel()], axis=1)
-    assert [len(np.unique(numbers)) for numbers in pairs] == [pairs.shape[1]] * 2
+    for numbers in pairs:
+        assert len(np.unique(numbers)) == len(numbers), "each stroke is one of scipy's"
     assert np.array_equal(strokes > 0, mask)
     assert np.array_equal(dilated(mask), ndimage.binary_dilation(mask))

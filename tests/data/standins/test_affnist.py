@@ -33,9 +33,11 @@ def chi_square(counts: torch.Tensor) -> float:
 
 def test_factors_fill_their_documented_ranges_evenly_and_independently():
     batch = versions(4000)
-    assert batch.images.shape == (4000, 1, 40, 40)
-    assert batch.images.dtype == torch.uint8
-    assert batch.factors.shape == (4000, len(FACTORS))
+    images = batch.images
+    factors = batch.factors
+    assert images.shape == (4000, 1, 40, 40)
+    assert images.dtype == torch.uint8
+    assert factors.shape == (4000, len(FACTORS))
     assert RANGES == {
         "rotation": (-20, 20),
         "shear": (-0.2, 0.2),
@@ -44,11 +46,13 @@ def test_factors_fill_their_documented_ranges_evenly_and_independently():
     }
     for column, (name, (low, high)) in enumerate(RANGES.items()):
         assert FACTORS[column] == name
-        values = (batch.factors[:, column] - low) / (high - low)
-        assert 0 <= values.min() <= values.max() <= 1
+        values = (factors[:, column] - low) / (high - low)
+        assert values.min() >= 0
+        assert values.max() <= 1
+        tenths = torch.histc(values, 10, 0, 1)
         # 9 degrees of freedom: exceeded once in 2000 draws
-        assert chi_square(torch.histc(values, 10, 0, 1)) < 30
-    correlations = torch.corrcoef(batch.factors[:, :4].T) - torch.eye(4)
+        assert chi_square(tenths) < 30
+    correlations = torch.corrcoef(factors[:, :4].T) - torch.eye(4)
     assert correlations.abs().max() < 0.06  # 4 standard deviations
 
 
@@ -57,29 +61,33 @@ def test_factors_describe_the_transform_of_the_image():
     batch = versions(60)
     for index in range(0, 60, 7):
         rotation, *others = batch.factors[index].tolist()
-        digit = np.pad(digits().images[index, 0].double().numpy(), 6)
-        expected = affine_by_scipy(digit, math.radians(rotation), *others)
-        np.testing.assert_allclose(batch.images[index, 0].numpy(), expected, atol=0.6)
+        digit = digits().images[index, 0].double().numpy()
+        on_canvas = np.pad(digit, 6)
+        expected = affine_by_scipy(on_canvas, math.radians(rotation), *others)
+        np.testing.assert_allclose(batch.images[index, 0], expected, atol=0.6)
 
 
 def test_whole_digit_is_inside_the_image():
     batch = versions(1000)
-    shown = digits().images[torch.arange(1000) % 359]
-    ink = shown.float().sum((1, 2, 3))
+    index = torch.arange(1000) % 359
+    ink = digits().images[index].float().sum((1, 2, 3))
     _, _, scale_x, scale_y, _, _ = batch.factors.T
     expected = ink * scale_x * scale_y
-    error = batch.images.float().sum((1, 2, 3)) / expected - 1
+    found = batch.images.float().sum((1, 2, 3))
+    error = found / expected - 1
     assert error.abs().max() < 0.05
 
 
 def test_places_inside_the_image_are_uniform_and_independent():
     """A spot of 5x5 pixels can be put in 36x36 places."""
-    count, choices = 20000, 36
+    count = 20000
+    choices = 36
     image = torch.zeros(54, 54, dtype=torch.uint8)
     image[20:25, 30:35] = 1
     key = sample_key(0, 0, torch.arange(count))
     placed, down, right = place(image.expand(count, 1, 54, 54), key)
-    assert (placed.sum((1, 2, 3)) == 25).all()
+    pixels = placed.sum((1, 2, 3))
+    assert (pixels == 25).all()
     row = placed[:, 0].amax(2).int().argmax(1)
     column = placed[:, 0].amax(1).int().argmax(1)
     assert row.equal(down + 20 - 7)
@@ -88,7 +96,8 @@ def test_places_inside_the_image_are_uniform_and_independent():
         counts = torch.bincount(first, minlength=choices)
         assert len(counts) == choices
         assert chi_square(counts) < 72  # 35 degrees of freedom: exceeded once in 4000 draws
-    correlation = torch.corrcoef(torch.stack([down, right]).float())[0, 1]
+    places = torch.stack([down, right]).float()
+    correlation = torch.corrcoef(places)[0, 1]
     assert correlation.abs() < 0.03  # 4 standard deviations
 
 
@@ -133,10 +142,16 @@ def test_versions_do_not_depend_on_their_batch(size: int):
 
 
 @pytest.mark.parametrize(
-    ("change", "same"), [({"seed": 1}, False), ({"epoch": 5}, True), ({"first": 359}, False)]
+    ("change", "same"),
+    [
+        ({"seed": 1}, False),
+        ({"epoch": 5}, True),
+        ({"first": 359}, False),
+    ],
 )
 def test_versions_depend_only_on_seed_and_index(change: dict[str, int], same: bool):
-    assert versions(96, **change).images.equal(versions(96).images) is same
+    changed = versions(96, **change)
+    assert changed.images.equal(versions(96).images) is same
 
 
 @pytest.mark.parametrize(("size", "length"), [(None, 718), (100, 100), (501, 501), (20000, 718)])
@@ -147,5 +162,6 @@ def test_every_digit_has_the_same_number_of_versions(size: int | None, length: i
     stored = dataset.stored()
     assert stored.images.equal(batch.images)
     assert stored.labels.equal(batch.labels)
-    assert stored.labels.equal(digits().labels.repeat(2)[:length])
     assert stored.factors.equal(batch.factors)
+    repeated = digits().labels.repeat(2)
+    assert stored.labels.equal(repeated[:length])

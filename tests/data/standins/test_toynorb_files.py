@@ -61,15 +61,18 @@ def md5_of(array: np.ndarray, folder: Path) -> str:
     return md5(folder / "file.mat")
 
 
+ALL_LEVELS = (range(9), range(18), range(6))
+
+
 @pytest.mark.parametrize("instances", [toynorb.TRAIN_INSTANCES, toynorb.TEST_INSTANCES])
 def test_labels_are_those_of_the_real_files(tmp_path, instances):
     """By the MD5 sums of the real files in the oodd package."""
-    labels, _ = labels_and_info(instances, range(9), range(18), range(6))
+    labels, _ = labels_and_info(instances, *ALL_LEVELS)
     assert md5_of(labels, tmp_path) == "fd5120d3f770ad57ebe620eb61a0b633"
 
 
 def test_factors_are_those_of_the_real_test_files(tmp_path):
-    _, info = labels_and_info(toynorb.TEST_INSTANCES, range(9), range(18), range(6))
+    _, info = labels_and_info(toynorb.TEST_INSTANCES, *ALL_LEVELS)
     assert md5_of(info, tmp_path) == "7c5b871cc69dcadec1bf6a18141f5edc"
 
 
@@ -80,7 +83,11 @@ def rendered(tmp_path, asked) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("prefix", "instances"), [(TRAINING, {4, 6, 7, 8, 9}), (TESTING, {0, 1, 2, 3, 5})]
+    ("prefix", "instances"),
+    [
+        (TRAINING, {4, 6, 7, 8, 9}),
+        (TESTING, {0, 1, 2, 3, 5}),
+    ],
 )
 def test_files_have_the_published_format(rendered, prefix, instances):
     images = read_matrix(rendered / f"{prefix}-dat.mat")
@@ -88,12 +95,13 @@ def test_files_have_the_published_format(rendered, prefix, instances):
     info = read_matrix(rendered / f"{prefix}-info.mat")
     assert images.shape == (5 * 5 * 3 * 2 * 2, 2, 8, 8)
     assert images.dtype == np.uint8
-    assert labels.dtype == info.dtype == np.int32
+    assert labels.dtype == np.int32
+    assert info.dtype == np.int32
     first_row = images[:, :, 0].astype(int) - 1  # see painted
     for eye, number in ((0, -1), (1, 1)):
         category, instance, elevation, azimuth, lighting, side, seed, _ = first_row[:, eye].T
-        np.testing.assert_array_equal(category, labels)
         factors = np.stack([instance, elevation, 2 * azimuth, lighting], axis=1)
+        np.testing.assert_array_equal(category, labels)
         np.testing.assert_array_equal(factors, info)
         assert (side == number).all()
         assert (seed == 7 - 1).all()
@@ -217,8 +225,9 @@ def test_second_process_waits_for_the_first(tmp_path, asked, caplog, monkeypatch
 
 @pytest.mark.slow  # half a minute: the whole set
 def test_whole_set_has_the_recorded_hash(tmp_path):
-    files.render_files(tmp_path / "set", size=48)
-    record = json.loads((tmp_path / "set" / "provenance.json").read_text())
+    folder = tmp_path / "set"
+    files.render_files(folder, size=48)
+    record = json.loads((folder / "provenance.json").read_text())
     assert record["sha256"] == {
         "training": "c533a029f33db23dee34dfd9db11d222ee44b28f71fe959f8ceb4b6e31e42404",
         "testing": "db44d68ed3ca2949083ee4c24644570b9a71426a4fb9c0d68b51b4084735fbd2",
