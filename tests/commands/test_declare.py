@@ -186,10 +186,6 @@ def test_unknown_command_is_one_sentence() -> None:
         commands.compose(3)  # type: ignore[arg-type]
 
 
-class Nothing(Options):
-    """No options."""
-
-
 def test_check_runs_before_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,11 +197,13 @@ def test_check_runs_before_the_command(
         raise ConfigError("it cannot work")
 
     monkeypatch.setattr(sys, "argv", ["list"])
-    checked = command("list", Nothing, check=check)(lambda options: called.append("function"))
+    checked = dataclasses.replace(
+        commands.load("list"), check=check, function=lambda options: called.append("function")
+    )
     with pytest.raises(SystemExit):
         checked()
-    assert called == ["check"]
     assert capsys.readouterr().err == "capsule_lab: it cannot work\n"
+    assert called == ["check"]
 
 
 def test_a_declaration_does_not_change(example: Any) -> None:
