@@ -78,10 +78,7 @@ def static_share(couplings: Couplings, seen: Seen | None = None) -> Number:
     It is 1 minus the variance over images (mean over pairs), divided by the variance over images and parents (mean over
     children). It is NaN for equal couplings, which do not vary.
     """
-    if seen is None:
-        every = couplings.new_ones(couplings.shape[1:])
-    else:
-        every = seen.to(couplings.dtype)
+    every = couplings.new_ones(couplings.shape[1:]) if seen is None else seen.to(couplings.dtype)
     count = every.sum(1).clamp_min(1)  # [child]
 
     def over_parents(values: Tensor) -> Tensor:
