@@ -32,7 +32,7 @@ def corrupted(kind: str, images: Tensor, severity: float = 3) -> Tensor:
 
 
 def constant(kind: str, severity: int) -> Any:
-    return KINDS[kind][1][severity - 1]
+    return KINDS[kind].constants[severity - 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
