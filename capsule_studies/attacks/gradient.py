@@ -174,9 +174,11 @@ def _ascend(
     check_number("step_size", size, 0)
     attacked = start.detach()
     for _ in range(steps):
-        change = gradient_of(objective, attacked)
-        change = change.sign() if norm == "linf" else change / _lengths(change).clamp(min=_SMALL)
-        attacked = _projected(images, attacked + size * change, epsilon, box, norm)
+        gradient = gradient_of(objective, attacked)
+        direction = gradient.sign()
+        if norm == "l2":
+            direction = gradient / _lengths(gradient).clamp(min=_SMALL)
+        attacked = _projected(images, attacked + size * direction, epsilon, box, norm)
     return attacked
 
 

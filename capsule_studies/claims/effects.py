@@ -176,7 +176,9 @@ def _plan(file: str, frame: pd.DataFrame, line: pd.Series) -> Plan:
     source = line["source"]
     name = "family" if line["family"] else "comparison"
     family = line[name]
-    p_values = frame[(frame[name] == family) & (frame["source"] == source)]["p"]
+    members = frame[frame[name] == family]
+    members = members[members["source"] == source]
+    p_values = members["p"]
     known_p = p_values[p_values != ""]
     return Plan(
         label=label,
@@ -211,8 +213,9 @@ def _other_test(first: pd.Series, second: pd.Series, *, paired: bool) -> Differe
 
 
 def _are_different_networks(claim: dict[str, Any]) -> bool:
+    first, second = claim["first"], claim["second"]
     keys = ("file", "row", "network")
-    return any(claim["first"].get(key) != claim["second"].get(key) for key in keys)
+    return any(first.get(key) != second.get(key) for key in keys)
 
 
 def _sample(source: dict[str, str]) -> pd.Series:

@@ -150,7 +150,8 @@ def receptive_centres(
     They are computed from gradients of the poses, for any convolutions: the centre of the pixels to which a position is
     sensitive, away from the edges, and a line through these centres.
     """
-    layer = [*trace(network, image)[1].values()][-1]
+    _, layers = trace(network, image)
+    *_, layer = layers.values()
     grid = layer.child_grid
     if grid is None:
         raise ValueError(

@@ -111,11 +111,12 @@ def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
         poses, activations, _ = layer.parents
         classes = _Layer(activations.unsqueeze(2), poses.unsqueeze(2), 1)
         parts_of_layer.setdefault(name, []).append(classes)
-    layers = {}
-    for name, parts in parts_of_layer.items():
-        all_activations, all_poses, widths = zip(*parts, strict=True)
-        layers[name] = _Layer(torch.cat(all_activations), torch.cat(all_poses), widths[0])
-    return layers
+    return {name: _joined(parts) for name, parts in parts_of_layer.items()}
+
+
+def _joined(parts: Sequence[_Layer]) -> _Layer:
+    activations, poses, widths = zip(*parts, strict=True)
+    return _Layer(torch.cat(activations), torch.cat(poses), widths[0])
 
 
 def _on_grid(layer: LayerTrace, grid: ChildGrid) -> _Layer:
@@ -183,7 +184,9 @@ def _rate_share(poses: Tensor, stays: Tensor, active: Tensor, shifts: Tensor) ->
     predicted = along.unsqueeze(3) * direction
     residual = (centred - predicted).square().sum()
     total = centred.square().sum()
-    return float(1 - residual / total) if total > 0 else float("nan")
+    if total == 0:
+        return float("nan")
+    return float(1 - residual / total)
 
 
 def _figures(

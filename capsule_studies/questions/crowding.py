@@ -148,8 +148,9 @@ def _others(
 
 def _presence(output: Any, labels: Int64[Tensor, "image part"]) -> dict[str, float]:
     activations = output.capsules.activations.gather(1, labels)
-    if (labels == labels[:, :1]).all():  # equal labels share one capsule
-        labels = labels[:, :1]
+    first_labels = labels[:, :1]
+    if (labels == first_labels).all():  # equal labels share one capsule
+        labels = first_labels
     best = output.ranking.topk(labels.shape[1]).indices
     return {
         "presence": float(activations.mean()),

@@ -66,12 +66,9 @@ def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5)
     changed, left_out = changes(subject, tiles, seed)
     clean = subject.outputs()
     confidence = _confidence(clean.logits)
-    numbers = {
-        "error": error_percent(clean, subject.labels),
-        "confidence": 100 * float(confidence.mean()),
-        **left_out,
-    }
-    kept = {"intact": 100 - numbers["error"]}
+    error = error_percent(clean, subject.labels)
+    numbers = {"error": error, "confidence": 100 * float(confidence.mean()), **left_out}
+    kept = {"intact": 100 - error}
     for name, change in changed.items():
         measured = _measured(subject, change, confidence)
         kept[name] = measured["kept"]
@@ -238,12 +235,14 @@ def blurred_as_far(
     The mean over the narrowest square, of 3, 5, 7, ... pixels, that reaches the distance is mixed with the image. If no
     square reaches it, the image is blurred by the widest square, of about the image's width.
     """
-    blurry, reached = images, torch.zeros_like(distances, dtype=torch.bool)
+    blurry = images
+    reached = torch.zeros_like(distances, dtype=torch.bool)
     for width in range(3, max(images.shape[2:]) + 1, 2):
         step = blurred(images, width) - images
         possible = step.flatten(1).norm(dim=1)
-        share = (distances / possible.clamp_min(1e-9)).clamp_max(1)
-        mixed = images + share.view(-1, 1, 1, 1) * step
+        share = distances / possible.clamp_min(1e-9)
+        share = share.clamp_max(1).view(-1, 1, 1, 1)
+        mixed = images + share * step
         blurry = torch.where(reached.view(-1, 1, 1, 1), blurry, mixed)
         reached = reached | (possible >= distances)
     return blurry, reached
@@ -282,11 +281,15 @@ def _figures(
             pictures.append(grey.clamp(0, 1))
         name = name_of_class(subject.classes, int(subject.labels[image]))
         columns.append(Column(name, pictures))
-    shares = [f"{name.replace('_', ' ')}: {share:.0f} %" for name, share in kept.items()]
+    shares = []
+    for name, share in kept.items():
+        words = name.replace("_", " ")
+        shares.append(f"{words}: {share:.0f} %")
     title = (
         "images after each change; left: the share of all images still classified as their label"
     )
-    pairs, total = int(changed["two_tiles"].counted.sum()), len(subject.labels)
+    pairs = int(changed["two_tiles"].counted.sum())
+    total = len(subject.labels)
     note = (
         f"blur has the distance of two tiles, noise that of all tiles; {pairs} of {total} images have two tiles that "
         "differ enough and can be blurred as far"

@@ -224,7 +224,8 @@ def _ellipse(
     diameters = 2 * variances.clamp_min(0).sqrt()
     width, height = diameters.tolist()
     angle = torch.atan2(sides[1, 0], sides[0, 0]).rad2deg()
-    return Ellipse(centre.tolist(), width, height, angle=float(angle), fill=False)
+    x, y = centre.tolist()
+    return Ellipse((x, y), width, height, angle=float(angle), fill=False)
 
 
 def _draw_image(axis: Axes, subject: Subject, image: int) -> None:
