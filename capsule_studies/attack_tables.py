@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -58,7 +59,7 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
     attacked = [entry for entry in entries if entry.row.by == "attack"]
     settings = {entry.column.overrides for entry in attacked}
     row_labels = {entry.row.name: entry.row.label for entry in entries}
-    figures: dict[_FigureKey, dict[str, _Curve]] = {}
+    curves_by_label: dict[_FigureKey, dict[str, _Curve]] = {}
     for entry in attacked:
         column = entry.column.name if len(settings) > 1 else ""
         for run in entry.runs:
@@ -67,12 +68,12 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
             norm = run.result["options"].get("norm", "linf")
             key = _FigureKey(run.result["targeted"], run.result["space"], norm, column)
             new = _new_curve(entry, run, row_labels)
-            curve = figures.setdefault(key, {}).setdefault(new.label, new)
+            curve = curves_by_label.setdefault(key, {}).setdefault(new.label, new)
             _add(run, entry, key.quantity, curve)
-    networks = []
-    for curves in figures.values():
-        networks += [curve.network for curve in curves.values()]
-    return {key.name: _figure([*curves.values()], networks) for key, curves in figures.items()}
+    curves_of = {key: [*by_label.values()] for key, by_label in curves_by_label.items()}
+    # the same network has the same style in all figures
+    networks = [curve.network for curve in chain(*curves_of.values())]
+    return {key.name: _figure(curves, networks) for key, curves in curves_of.items()}
 
 
 def _new_curve(entry: Entry, run: Run, row_labels: dict[str, str]) -> _Curve:
@@ -99,15 +100,18 @@ def _add(run: Run, entry: Entry, quantity: str, curve: _Curve) -> None:
 
 
 def _figure(curves: Sequence[_Curve], numbered: Sequence[str]) -> Figure:
-    attacks = [attack_of(curve.runs[0].result, curve.source) for curve in curves]
-    places = [(attack, curve.network) for attack, curve in zip(attacks, curves, strict=True)]
+    results, attacks, places, published = [], [], [], []
+    for curve in curves:
+        attack = attack_of(curve.runs[0].result, curve.source)
+        results.append(_over_seeds(curve.runs))
+        attacks.append(attack)
+        places.append((attack, curve.network))
+        published.append(curve.published)
     networks = []
     for place, curve in zip(places, curves, strict=True):
         # two attacks that differ only in an option
         is_ambiguous = places.count(place) > 1
         networks.append(curve.label if is_ambiguous else curve.network)
-    results = [_over_seeds(curve.runs) for curve in curves]
-    published = [curve.published for curve in curves]
     return accuracy_figure(results, networks, attacks, published, numbered)
 
 

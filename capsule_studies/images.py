@@ -46,14 +46,15 @@ class StudyImages:
     def __init__(self, data: Any, split: str, device: torch.device) -> None:
         self.data = data
         self.device = device
-        self.stored = [
-            (name, on_device(batch, device)) for name, batch in stored_batches(data, split)
-        ]
+        self.stored: list[tuple[str, Batch]] = []
+        for name, batch in stored_batches(data, split):
+            self.stored.append((name, on_device(batch, device)))
         if not self.stored:
             raise RunError(
                 f"this data has no images in split={split}; expected split=test, or other data"
             )
-        if self.stored[0][1].labels.ndim != 1:
+        _, first = self.stored[0]
+        if first.labels.ndim != 1:
             raise RunError(
                 f"images of {type(data).__name__} have several labels; expected data with one label each"
             )
@@ -73,7 +74,8 @@ class StudyImages:
         """Preprocess images in grey levels; the result is differentiable."""
         nothing = torch.zeros(len(grey_levels), dtype=torch.int64, device=grey_levels.device)
         batch = Batch(grey_levels, nothing, nothing)
-        seen: Tensor = self.data.unpaired_batch(batch, self.stored[0][0]).images
+        name, _ = self.stored[0]
+        seen: Tensor = self.data.unpaired_batch(batch, name).images
         return seen
 
     def check_preprocessing(self, instead: str) -> None:
@@ -91,7 +93,8 @@ class StudyImages:
     def has_black_background(self) -> bool:
         """Whether the upper edges of the images are black."""
         edges = [batch.images[:, :, 0].flatten() for _, batch in self.stored]
-        return float(torch.cat(edges).float().mean()) <= _BACKGROUND
+        mean = torch.cat(edges).float().mean()
+        return float(mean) <= _BACKGROUND
 
     def of_training(self, images: int) -> list[Batch]:
         """Return the first ``images`` training images of the first epoch, preprocessed like validation images."""
@@ -108,5 +111,9 @@ class StudyImages:
 def on_device(batch: Batch, device: torch.device, images: int | None = None) -> Batch:
     """Move a stored batch, or its first ``images``, to a device."""
     factors = None if batch.factors is None else batch.factors[:images].to(device)
-    pixels, labels, key = (tensor[:images].to(device) for tensor in batch[:3])
-    return Batch(pixels, labels, key, factors)
+    return Batch(
+        batch.images[:images].to(device),
+        batch.labels[:images].to(device),
+        batch.key[:images].to(device),
+        factors,
+    )

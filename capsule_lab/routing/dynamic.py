@@ -68,9 +68,7 @@ def dynamic_routing(
     normalise = base.leaky_normaliser(leaky, normalise)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, ...]:
-        start = votes.zero_logits()  # [b j i]
-        start = start if prior is None else start + base.prior_of_every_child(prior, votes)
-        logits = start  # b_ij
+        logits = start = _initial_logits(votes, prior)  # b_ij [b j i]
         for iteration in range(iterations):
             couplings = normalise(logits)  # c_ij [b j i]
             total = votes.weighted_sum(couplings)  # s_j [b j d]
@@ -86,6 +84,14 @@ def dynamic_routing(
         return poses, length(poses), functions.logits(total)
 
     return Capsules(*route(procedure, votes, None, normalise, on_iteration, backend))
+
+
+def _initial_logits(
+    votes: AbstractVotes, prior: Tensor | None
+) -> Float[Tensor, "batch parent child"]:
+    """Return logits of zero, or the prior of each child for every image."""
+    logits = votes.zero_logits()
+    return logits if prior is None else logits + base.prior_of_every_child(prior, votes)
 
 
 class DynamicRouting(base.AbstractRouting):

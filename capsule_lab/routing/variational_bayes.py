@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Unpack, get_args
+from typing import NamedTuple, Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -35,6 +35,54 @@ __all__ = ["VariationalBayesRouting", "variational_bayes_routing"]
 ALPHA = 1.0  # official code: Dirichlet prior of the parents' shares
 KAPPA = 1.0  # official code: the prior of a mean counts as this many votes of zero
 SCALE = 1.0  # official code: inverse scale of the Wishart prior of a precision, the identity
+
+
+class Posteriors(NamedTuple):
+    """Posteriors of the parents, and what the assignment of votes needs of them."""
+
+    poses: Float[Tensor, "batch parent dim"]  # m_j
+    kappa: Float[Tensor, "batch parent"]
+    nu: Float[Tensor, "batch parent"]
+    inverse_scale: Float[Tensor, "batch parent dim"]  # 1 / Psi_j
+    log_share: Float[Tensor, "batch parent"]  # E[ln pi_j]
+    log_precision: Float[Tensor, "batch parent"]  # E[ln |Lambda_j|]
+    # deviations of the votes from the poses
+    squared: Float[Tensor, "batch parent child dim"]
+
+
+def update_parents(
+    votes: AbstractVotes,
+    dense: Float[Tensor, "batch parent child dim"],
+    assigned: Float[Tensor, "batch parent child"],
+) -> Posteriors:
+    """Update the posteriors of the parents, given the assignment of votes; ``dense`` are the same votes."""
+    dim = votes.shape[3]
+    component = torch.arange(dim, dtype=dense.dtype, device=dense.device)
+    mass = assigned.sum(2)  # R_j [b j]
+    alpha = ALPHA + mass  # [b j]
+    kappa = KAPPA + mass  # [b j]
+    nu = dim + 1 + mass  # [b j]; dim + 1: official code
+    poses = votes.weighted_sum(assigned) / kappa.unsqueeze(2)  # m_j [b j d]
+    squared = (dense - poses.unsqueeze(2)).square()  # [b j i d]
+    spread = (assigned.unsqueeze(2) @ squared).squeeze(2)  # bji,bjid->bjd
+    inverse_scale = SCALE + spread + KAPPA * poses.square()  # 1 / Psi_j [b j d]
+    # expectations under these posteriors: E[ln pi_j], E[ln |Lambda_j|]
+    log_share = alpha.digamma() - alpha.sum(1, keepdim=True).digamma()  # [b j]
+    degrees = 0.5 * (nu.unsqueeze(2) - component)  # [b j d]
+    log_precision = (degrees.digamma() + math.log(2) - inverse_scale.log()).sum(2)  # [b j]
+    return Posteriors(poses, kappa, nu, inverse_scale, log_share, log_precision, squared)
+
+
+def update_couplings(
+    parents: Posteriors, normalise: Normaliser
+) -> Float[Tensor, "batch parent child"]:
+    """Update the posterior of the assignment of each child, ``R_ij``, from ``ln R_ij`` up to a constant."""
+    dim = parents.poses.shape[2]
+    precision = parents.nu.unsqueeze(2) / parents.inverse_scale  # [b j d]
+    distances = (parents.squared @ precision.unsqueeze(3)).squeeze(3)  # bjid,bjd->bji
+    expected_height = parents.log_share + 0.5 * parents.log_precision
+    log_height = expected_height - 0.5 * dim / parents.kappa  # [b j]
+    return normalise(log_height.unsqueeze(2) - 0.5 * distances)
 
 
 @checks_routing
@@ -74,35 +122,18 @@ def variational_bayes_routing(
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, ...]:
         dim = votes.shape[3]
         dense = votes.dense().transpose(1, 2)  # [b j i d]
-        component = torch.arange(dim, dtype=dense.dtype, device=dense.device)
         couplings = first(votes.zero_logits())  # R_ij [b j i]
         for iteration in range(iterations):
-            # posteriors of the parents, given the assignment of votes
             assigned = couplings * activations.unsqueeze(1)  # R_ij a_i [b j i]
-            mass = assigned.sum(2)  # R_j [b j]
-            alpha = ALPHA + mass  # [b j]
-            kappa = KAPPA + mass  # [b j]
-            nu = dim + 1 + mass  # [b j]; dim + 1: official code
-            poses = votes.weighted_sum(assigned) / kappa.unsqueeze(2)  # m_j [b j d]
-            squared = (dense - poses.unsqueeze(2)).square()  # [b j i d]
-            spread = (assigned.unsqueeze(2) @ squared).squeeze(2)  # bji,bjid->bjd
-            inverse_scale = SCALE + spread + KAPPA * poses.square()  # 1 / Psi_j [b j d]
-            # expectations under these posteriors: E[ln pi_j], E[ln |Lambda_j|]
-            log_share = alpha.digamma() - alpha.sum(1, keepdim=True).digamma()  # [b j]
-            degrees = 0.5 * (nu.unsqueeze(2) - component)  # [b j d]
-            log_precision = (degrees.digamma() + math.log(2) - inverse_scale.log()).sum(2)  # [b j]
+            parents = update_parents(votes, dense, assigned)
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses))
             if iteration < iterations - 1:
-                # posterior of the assignment of a child: ln R_ij up to a constant
-                precision = nu.unsqueeze(2) / inverse_scale  # [b j d]
-                distances = (squared @ precision.unsqueeze(3)).squeeze(3)  # bjid,bjd->bji
-                log_height = log_share + 0.5 * log_precision - 0.5 * dim / kappa  # [b j]
-                couplings = normalise(log_height.unsqueeze(2) - 0.5 * distances)
+                couplings = update_couplings(parents, normalise)
         # entropy of a Gaussian [b j]
-        entropy = 0.5 * (dim * math.log(2 * math.pi * math.e) - log_precision)
-        logits = -log_share.exp() * entropy
-        return poses, logits.sigmoid(), logits
+        entropy = 0.5 * (dim * math.log(2 * math.pi * math.e) - parents.log_precision)
+        logits = -parents.log_share.exp() * entropy
+        return parents.poses, logits.sigmoid(), logits
 
     if backend != "reference":
         backend = "matmul"  # no kernel sums squared votes

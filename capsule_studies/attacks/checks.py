@@ -305,10 +305,11 @@ def stronger(name: str, strong: float, weak: float, described: str, images: int)
 def converged(accuracies: Mapping[int, float], images: int) -> Check:
     """Check that more steps hardly help; ``accuracies`` maps ascending numbers of steps to percentages."""
     text = ", ".join(f"{accuracy:.1f} % after {count}" for count, accuracy in accuracies.items())
-    pairs = [*pairwise(accuracies.values())]
-    falls = all(more <= few + 100 * _SLACK / images for few, more in pairs)
-    last_gain = pairs[-1][0] - pairs[-1][1]
-    return Check("more steps", falls and last_gain <= _SETTLED, text)
+    slack = 100 * _SLACK / images
+    falls = all(more <= few + slack for few, more in pairwise(accuracies.values()))
+    *_, last_but_one, last = accuracies.values()
+    gain = last_but_one - last
+    return Check("more steps", falls and gain <= _SETTLED, text)
 
 
 def gradient_error(
@@ -339,6 +340,8 @@ def gradient_error(
         with torch.no_grad():
             for step in steps:
                 rise = objective(images + step * line) - objective(images - step * line)
-                errors.append((along - rise / (2 * step)).abs() / scale)
-        worst = max(worst, torch.stack(errors).amin(0).max().item())
+                slope = rise / (2 * step)
+                errors.append((along - slope).abs() / scale)
+        best = torch.stack(errors).amin(0)  # of each image, over the steps
+        worst = max(worst, best.max().item())
     return worst

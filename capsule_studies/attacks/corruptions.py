@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import scipy.ndimage
 import scipy.stats
@@ -54,14 +54,16 @@ def corruption(
         return images
     function, constants = KINDS[kind]
     low, high = (torch.as_tensor(bound).to(images) for bound in box)
+    constant = constants[int(epsilon) - 1]
     with torch.no_grad():
         unit = ((images - low) / (high - low)).clamp(0, 1)
-        corrupted = function(unit, constants[int(epsilon) - 1], key).clamp(0, 1)
+        corrupted = function(unit, constant, key).clamp(0, 1)
         return torch.clamp(low + (high - low) * corrupted, low, high)
 
 
 def _gaussian_noise(images: Pictures, deviation: float, key: Key) -> Pictures:
-    return images + deviation * _normal(key, 0, tuple(images.shape[1:])).to(images)
+    normal = _normal(key, 0, tuple(images.shape[1:]))
+    return images + deviation * normal.to(images)
 
 
 def _shot_noise(images: Pictures, photons: float, key: Key) -> Pictures:
@@ -69,13 +71,19 @@ def _shot_noise(images: Pictures, photons: float, key: Key) -> Pictures:
     uniform = _uniform(key, 0, tuple(images.shape[1:])).cpu().numpy()
     means = (photons * images).double().cpu().numpy()
     counts = torch.from_numpy(scipy.stats.poisson.ppf(uniform, means))
-    return counts.to(images).clamp(min=0) / photons  # scipy's quantile of 0 is -1
+    counts = counts.to(images).clamp(min=0)  # scipy's quantile of 0 is -1
+    return counts / photons
 
 
 def _impulse_noise(images: Pictures, share: float, key: Key) -> Pictures:
     """Make a share of the pixels black or white, with equal probability."""
     uniform = _uniform(key, 0, tuple(images.shape[1:])).to(images.device)
-    return torch.where(uniform < share, (uniform < share / 2).to(images), images)
+    black_or_white = (uniform < share / 2).to(images)
+    return torch.where(uniform < share, black_or_white, images)
+
+
+def _gaussian_blur(images: Pictures, deviation: float, _: Key) -> Pictures:
+    return _smoothed(images, deviation)
 
 
 def _motion_blur(images: Pictures, constants: tuple[int, float], key: Key) -> Pictures:
@@ -116,11 +124,11 @@ def _pixelate(images: Pictures, share: float, _: Key) -> Pictures:
 
 def _block_means(pixels: int, blocks: int) -> Float[Tensor, "pixels pixels"]:
     """Return the matrix that replaces each pixel of a line by the mean of its block."""
-    # middle of each pixel in units of 1 / (2 * pixels) of a block
-    middle = (2 * torch.arange(pixels) + 1) * blocks
+    units = 2 * pixels  # per block
+    middle = (2 * torch.arange(pixels) + 1) * blocks  # of each pixel, in these units
     # Pillow: a pixel centred between two blocks counts in the mean of the first and gets the mean of the second
-    gets = middle // (2 * pixels)
-    counts_in = (middle - 1) // (2 * pixels)
+    gets = middle // units
+    counts_in = (middle - 1) // units
     same = (gets[:, None] == counts_in).float()
     return same / same.sum(1, keepdim=True)
 
@@ -128,14 +136,17 @@ def _block_means(pixels: int, blocks: int) -> Float[Tensor, "pixels pixels"]:
 def _jpeg(images: Pictures, quality: int, _: Key) -> Pictures:
     """Compress and decompress with Pillow; unless there are three channels, each channel is a grey image."""
     levels = (images * 255).round().to(torch.uint8).cpu()
-    pictures = levels if levels.shape[1] == 3 else levels.flatten(0, 1).unsqueeze(1)
+    pictures = levels
+    if levels.shape[1] != 3:
+        pictures = levels.flatten(0, 1).unsqueeze(1)
     decompressed = []
     for picture in pictures:
         # torchvision deprecates this for tensors, but not for Pillow images
         pillow = torchvision_transforms.to_pil_image(picture)
         compressed = torchvision_transforms.jpeg(pillow, quality)
         decompressed.append(torchvision_transforms.pil_to_tensor(compressed))
-    return torch.stack(decompressed).view_as(levels).to(images) / 255
+    joined = torch.stack(decompressed).view_as(levels)
+    return joined.to(images) / 255
 
 
 def _brightness(images: Pictures, added: float, _: Key) -> Pictures:
@@ -145,19 +156,25 @@ def _brightness(images: Pictures, added: float, _: Key) -> Pictures:
     return torch.where(value > 0, images / value * brighter, brighter)
 
 
+def _contrast(images: Pictures, factor: float, _: Key) -> Pictures:
+    return contrast(images, images.new_full((len(images),), factor))
+
+
 def _stripe(images: Pictures, share: float, _: Key) -> Pictures:
     """Invert a share of the width on the left and on the right."""
     width = images.shape[3]
     stripe = round(share * width)
     column = torch.arange(width, device=images.device)
-    return torch.where((column < stripe) | (column >= width - stripe), 1 - images, images)
+    inverted = (column < stripe) | (column >= width - stripe)
+    return torch.where(inverted, 1 - images, images)
 
 
 def _fog(images: Pictures, constants: tuple[float, float], key: Key) -> Pictures:
     """Add clouds, then scale all pixels such that the brightest pixel can be as bright as before."""
     amount, decay = constants
     height, width = images.shape[2:]
-    side = max(256, 2 ** (max(height, width) - 1).bit_length())  # MNIST-C: 256, cropped to a corner
+    power_of_two = 2 ** (max(height, width) - 1).bit_length()
+    side = max(256, power_of_two)  # MNIST-C: 256, cropped to a corner
     clouds = _plasma(key, side, decay)[:, None, :height, :width].to(images)
     brightest = images.amax((1, 2, 3), keepdim=True)
     return (images + amount * clouds) * brightest / (brightest + amount)
@@ -173,12 +190,17 @@ def _plasma(key: Key, side: int, decay: float) -> Float[Tensor, "batch side side
     while step >= 2:
         half = step // 2
         cells = (side // step, side // step)
+        offsets = []
+        for number in range(3):
+            uniform = _uniform(key, stream + number, cells)
+            offsets.append(size * (2 * uniform - 1))
         corners = heights[:, ::step, ::step]
-        offsets = [size * (2 * _uniform(key, stream + number, cells) - 1) for number in range(3)]
         right = corners.roll(-1, 2)
-        lower, lower_right = corners.roll(-1, 1), right.roll(-1, 1)
+        lower = corners.roll(-1, 1)
+        lower_right = right.roll(-1, 1)
         centres = (corners + right + lower + lower_right) / 4 + offsets[0]
-        above, before = centres.roll(1, 1), centres.roll(1, 2)
+        above = centres.roll(1, 1)
+        before = centres.roll(1, 2)
         heights[:, half::step, half::step] = centres
         heights[:, ::step, half::step] = (corners + right + centres + above) / 4 + offsets[1]
         heights[:, half::step, ::step] = (corners + lower + centres + before) / 4 + offsets[2]
@@ -199,10 +221,13 @@ def _spatter(
     """Draw drops of mud where smoothed noise is above a threshold."""
     mean, deviation, smoothing, threshold, edge = constants
     height, width = images.shape[2:]
-    liquid = _smoothed(mean + deviation * _normal(key, 0, (height, width)), smoothing)
-    mud = _smoothed((liquid > threshold).float(), edge)[:, None].to(images)
+    noise = mean + deviation * _normal(key, 0, (height, width))
+    liquid = _smoothed(noise, smoothing)
+    drops = (liquid > threshold).float()
+    mud = _smoothed(drops, edge)[:, None].to(images)
     mud = torch.where(mud < 0.8, 0, mud)  # MNIST-C
-    colour = images.new_tensor(_MUD if images.shape[1] == 3 else _MUD[:1]).view(1, -1, 1, 1)
+    colour = images.new_tensor(_MUD if images.shape[1] == 3 else _MUD[:1])
+    colour = colour.view(1, -1, 1, 1)
     return images * (1 - mud) + colour * mud
 
 
@@ -217,9 +242,11 @@ def _elastic(images: Pictures, constants: tuple[float, float, float], key: Key) 
     centre = images.new_tensor([width // 2, height // 2]).double()
     directions = images.new_tensor([[1, 1], [1, -1], [-1, -1]]).double()
     corners = centre + side // 3 * directions  # [3 2], x and y
-    moved = corners + jitter * (2 * _uniform(key, 0, (3, 2)).to(corners) - 1)  # [b 3 2]
+    uniform = _uniform(key, 0, (3, 2)).to(corners)
+    moved = corners + jitter * (2 * uniform - 1)  # [b 3 2]
     ones = torch.ones_like(moved[..., :1])
-    back = torch.linalg.solve(torch.cat([moved, ones], 2), corners)  # [b 3 2]
+    extended = torch.cat([moved, ones], 2)
+    back = torch.linalg.solve(extended, corners)  # [b 3 2]
 
     noise = 2 * _uniform(key, 1, (2, height, width)) - 1  # x and y
     offset = strength * _smoothed(noise, smoothing, mode="reflect", truncate=3.0).to(images)
@@ -227,7 +254,8 @@ def _elastic(images: Pictures, constants: tuple[float, float, float], key: Key) 
     columns = torch.arange(width, device=images.device)
     x = columns + offset[:, 0]  # [b h w]
     y = rows[:, None] + offset[:, 1]  # [b h w]
-    source = torch.stack([x, y, torch.ones_like(x)], 3) @ back.to(images)[:, None]  # [b h w 2]
+    place = torch.stack([x, y, torch.ones_like(x)], 3)
+    source = place @ back.to(images)[:, None]  # [b h w 2]
     size = images.new_tensor([width, height])
     grid = (2 * source + 1) / size - 1  # grid_sample: -1 and 1 are edges
     return torch.nn.functional.grid_sample(
@@ -259,50 +287,54 @@ def _smoothed(
     return torch.from_numpy(smooth).to(images)
 
 
-KINDS: dict[str, tuple[Callable[[Pictures, Any, Key], Pictures], tuple[Any, ...]]] = {
+class _Kind(NamedTuple):
+    """A function of images in [0, 1], and its constants for severities 1 to 5."""
+
+    function: Callable[[Pictures, Any, Key], Pictures]
+    constants: tuple[Any, ...]
+
+
+_SPATTER = (
+    (0.65, 0.3, 4.0, 0.69, 0.6),
+    (0.65, 0.3, 3.0, 0.68, 0.6),
+    (0.65, 0.3, 2.0, 0.68, 0.5),
+    (0.65, 0.3, 1.0, 0.65, 1.5),
+    (0.67, 0.4, 1.0, 0.65, 1.5),
+)
+"""Mean and deviation of noise, its smoothing in pixels, threshold, smoothing of edges in pixels."""
+_ELASTIC = (
+    (2.0, 0.7, 0.1),
+    (2.0, 0.08, 0.2),
+    (0.05, 0.01, 0.02),
+    (0.07, 0.01, 0.02),
+    (0.12, 0.01, 0.02),
+)
+"""Strength and smoothing of the noise, and jitter of the three points, as shares of the shorter side; as in MNIST-C,
+severities 1 and 2 move the whole image, 3 to 5 do not."""
+KINDS: dict[str, _Kind] = {
     # standard deviation; the first three are ImageNet-C's as well
-    "gaussian_noise": (_gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
-    "shot_noise": (_shot_noise, (60.0, 25.0, 12.0, 5.0, 3.0)),  # photons of a white pixel
-    "impulse_noise": (_impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),  # share of pixels
+    "gaussian_noise": _Kind(_gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
+    # photons of a white pixel
+    "shot_noise": _Kind(_shot_noise, (60.0, 25.0, 12.0, 5.0, 3.0)),
+    # share of pixels
+    "impulse_noise": _Kind(_impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),
     # standard deviation, pixels
-    "gaussian_blur": (
-        lambda images, deviation, _: _smoothed(images, deviation),
-        (1.0, 2.0, 3.0, 4.0, 6.0),
-    ),
+    "gaussian_blur": _Kind(_gaussian_blur, (1.0, 2.0, 3.0, 4.0, 6.0)),
     # radius and deviation, pixels
-    "motion_blur": (_motion_blur, ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))),
-    "pixelate": (_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),  # share of the height and width
-    "jpeg": (_jpeg, (25, 18, 15, 10, 7)),  # quality
-    "brightness": (_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),  # added
-    "contrast": (  # factor
-        lambda images, factor, _: contrast(images, images.new_full((len(images),), factor)),
-        (0.4, 0.3, 0.2, 0.1, 0.05),
-    ),
-    # share of the width on each side; MNIST-C has only 0.25, 7 of 28 pixels
-    "stripe": (_stripe, (0.05, 0.1, 0.15, 0.2, 0.25)),  # ours: 1 to 4
+    "motion_blur": _Kind(_motion_blur, ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))),
+    # share of the height and width
+    "pixelate": _Kind(_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),
+    # quality
+    "jpeg": _Kind(_jpeg, (25, 18, 15, 10, 7)),
+    # added
+    "brightness": _Kind(_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),
+    # factor
+    "contrast": _Kind(_contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),
+    # share of the width on each side; ours: 1 to 4, MNIST-C has only 0.25, 7 of 28 pixels
+    "stripe": _Kind(_stripe, (0.05, 0.1, 0.15, 0.2, 0.25)),
     # clouds added, and decay of their roughness
-    "fog": (_fog, ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
-    "spatter": (  # mean and deviation of noise, its smoothing in pixels, threshold, smoothing of edges in pixels
-        _spatter,
-        (
-            (0.65, 0.3, 4.0, 0.69, 0.6),
-            (0.65, 0.3, 3.0, 0.68, 0.6),
-            (0.65, 0.3, 2.0, 0.68, 0.5),
-            (0.65, 0.3, 1.0, 0.65, 1.5),
-            (0.67, 0.4, 1.0, 0.65, 1.5),
-        ),
-    ),
-    # strength and smoothing of the noise, and jitter of the three points, as shares of the shorter side; as in MNIST-C,
-    # severities 1 and 2 move the whole image, 3 to 5 do not
-    "elastic": (
-        _elastic,
-        (
-            (2.0, 0.7, 0.1),
-            (2.0, 0.08, 0.2),
-            (0.05, 0.01, 0.02),
-            (0.07, 0.01, 0.02),
-            (0.12, 0.01, 0.02),
-        ),
-    ),
+    "fog": _Kind(_fog, ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
+    "spatter": _Kind(_spatter, _SPATTER),
+    "elastic": _Kind(_elastic, _ELASTIC),
 }
-"""Functions of images in [0, 1], and their constants for severities 1 to 5, from MNIST-C unless marked "ours"."""
+"""The corruptions by name; constants are from MNIST-C unless marked "ours"."""

@@ -51,7 +51,8 @@ def accuracy_figure(
     looks = {network: look(number) for number, network in enumerate(in_order)}
     titles = [*dict.fromkeys(attacks)]
     labels = [_strength_of(result) for result in results]
-    across, down = min(_ACROSS, len(titles)), -(-len(titles) // _ACROSS)
+    across = min(_ACROSS, len(titles))
+    down = -(-len(titles) // _ACROSS)
     size = (6.4, 4.4) if len(titles) == 1 else (3.4 * across, 2.8 * down)  # inches
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(down, across, squeeze=False, sharey=True, sharex=len({*labels}) == 1)
@@ -60,9 +61,11 @@ def accuracy_figure(
         axis.remove()
     for number, result in enumerate(results):
         network, attack = networks[number], attacks[number]
+        points = published[number] if published else {}
+        title = fill(attack, _TITLE) if across > 1 else attack
         axis = panels[attack]
-        _draw(axis, result, network, looks[network], published[number] if published else {})
-        axis.set_title(fill(attack, _TITLE) if across > 1 else attack, fontsize="medium")
+        _draw(axis, result, network, looks[network], points)
+        axis.set_title(title, fontsize="medium")
         axis.set_xlabel(labels[number], fontsize="small")
         axis.tick_params(labelbottom=True, labelsize="small")
     quantity = "classified as the target" if results[0]["targeted"] else "accuracy"
@@ -82,17 +85,18 @@ def _draw(
     published: Mapping[float, float],
 ) -> None:
     key = "success" if result["targeted"] else "accuracy"
-    curve = pd.DataFrame.from_dict(by_epsilon(result["attack"]), orient="index", dtype=float)
+    records = by_epsilon(result["attack"])
+    curve = pd.DataFrame.from_dict(records, orient="index", dtype=float)
     if not result["targeted"] and 0.0 not in curve.index:
-        curve.loc[0.0, ["accuracy", "lowest", "highest"]] = 100 - result[result["split"]]["error"]
+        clean = result[result["split"]]
+        curve.loc[0.0, ["accuracy", "lowest", "highest"]] = 100 - clean["error"]
     curve = curve.sort_index()
     axis.plot(curve.index, curve[key], label=network, markersize=5, fillstyle="none", **style)
     if {"lowest", "highest"} <= {*curve.columns}:
-        axis.fill_between(
-            curve.index, curve.lowest, curve.highest, color=style["color"], alpha=0.15, linewidth=0
-        )
+        band = curve.index, curve.lowest, curve.highest
+        axis.fill_between(*band, color=style["color"], alpha=0.15, linewidth=0)
         if len(curve) == 1:  # which has no band
-            axis.vlines(curve.index, curve.lowest, curve.highest, color=style["color"], linewidth=1)
+            axis.vlines(*band, color=style["color"], linewidth=1)
     axis.update_datalim([(0, 50)])
     points = {**style, "linestyle": "", "markersize": 6, "alpha": 0.3}
     axis.plot([*published], [*published.values()], **points)
@@ -126,8 +130,9 @@ def sheet(
         if epsilon and other == target:
             change = answers.pictures - images
             largest = change.abs().max().clamp(min=1e-9)
+            scaled = change / (2 * largest) + 0.5
             attacked = (answers.pictures - low) / (high - low)
-            rows.append(_Row(f"change, {epsilon:g}", change / (2 * largest) + 0.5, None))
+            rows.append(_Row(f"change, {epsilon:g}", scaled, None))
             rows.append(_Row(f"attacked, {epsilon:g}", attacked, answers.found))
     columns = []
     for number, label in enumerate(measured.labels[: len(images)].tolist()):
@@ -149,7 +154,10 @@ def sheet(
 
 def _beside(picture: Tensor) -> Tensor:
     """Return the two images of a stereo pair side by side, and other pictures as they are."""
-    return torch.cat([*picture.split(1)], 2) if len(picture) == 2 else picture
+    if len(picture) != 2:
+        return picture
+    left, right = picture.split(1)
+    return torch.cat([left, right], 2)
 
 
 def weights_of(result: Mapping[str, Any], key: str = "checkpoint") -> str:

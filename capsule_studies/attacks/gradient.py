@@ -135,7 +135,8 @@ def noise(
 ) -> Images:
     """Add epsilon with a random sign to every pixel: the control of every attack; arguments as in ``fgsm``."""
     size = epsilon if norm == "linf" else epsilon / images[0].numel() ** 0.5
-    signs = 2.0 * (random_bits(element_keys(key, images.shape[1:]), 0) % 2).to(images) - 1
+    bits = random_bits(element_keys(key, images.shape[1:]), 0) % 2
+    signs = 2.0 * bits.to(images) - 1
     return _projected(images, images + size * signs, epsilon, box, norm)
 
 
@@ -173,9 +174,11 @@ def _ascend(
     check_number("step_size", size, 0)
     attacked = start.detach()
     for _ in range(steps):
-        change = gradient_of(objective, attacked)
-        change = change.sign() if norm == "linf" else change / _lengths(change).clamp(min=_SMALL)
-        attacked = _projected(images, attacked + size * change, epsilon, box, norm)
+        gradient = gradient_of(objective, attacked)
+        direction = gradient.sign()
+        if norm == "l2":
+            direction = gradient / _lengths(gradient).clamp(min=_SMALL)
+        attacked = _projected(images, attacked + size * direction, epsilon, box, norm)
     return attacked
 
 

@@ -85,10 +85,11 @@ def _of_budget(
     logits, errors, change, _ = map(torch.cat, zip(*by_target.values(), strict=True))
     labels = labels.repeat(len(targets))
     right = logits.argmax(1) == labels
-    grey = (change * measured.grey_levels.repeat(len(targets))).double().mean().item()
+    per_unit = measured.grey_levels.repeat(len(targets))
+    grey = (change * per_unit).double().mean().item()
     drawn = success if targeted else right
-    images = len(measured.labels)
-    lowest, highest = interval_over_images(int(drawn.sum()) // len(targets), images)
+    per_target = int(drawn.sum()) // len(targets)
+    lowest, highest = interval_over_images(per_target, len(measured.labels))
     record: Record = {
         "accuracy": percent(right),
         "error": percent(~right),
@@ -102,10 +103,11 @@ def _of_budget(
     }
     if threshold is not None:
         detected = errors > threshold
+        area = area_under_roc(measured.clean.reconstruction_errors, errors)
         record |= {
             "detected": percent(detected),
             "undetected_error": percent(~right & ~detected),
-            "detection_area": 100 * area_under_roc(measured.clean.reconstruction_errors, errors),
+            "detection_area": 100 * area,
         }
     if targeted:
         for target, reached_it in reached.items():

@@ -157,7 +157,8 @@ def prepare(images: StudyImages, space: Space) -> list[Prepared]:
             pixels = batch.images.float()
             in_grey_levels.append(Prepared(pixels, batch.labels, batch.key, GREY_LEVELS, per_unit))
         return in_grey_levels
-    is_unit = all(batch.images.min() >= 0 and batch.images.max() <= 1 for batch in images.seen)
+    pixels_of_batches = [batch.images for batch in images.seen]
+    is_unit = all(pixels.min() >= 0 and pixels.max() <= 1 for pixels in pixels_of_batches)
     box = UNIT if is_unit else Box()
     prepared = []
     for (_, stored), seen in zip(images.stored, images.seen, strict=True):
@@ -186,7 +187,8 @@ def grey_levels_per_unit(
     if centre.shape != seen.shape:
         return seen.new_full((len(seen),), torch.nan)
     grey, values = _centred(centre), _centred(seen)
-    slope = (grey * values).sum(1) / grey.square().sum(1).clamp(min=1e-9)
+    variation = grey.square().sum(1).clamp(min=1e-9)
+    slope = (grey * values).sum(1) / variation
     off = (values - slope[:, None] * grey).abs().amax(1)
     is_line = (off < 1e-3) & (slope > 0)
     return torch.where(is_line, 1 / slope, torch.nan).to(seen)

@@ -42,14 +42,16 @@ def square(
     high = torch.minimum(images + epsilon, images.clamp(min=box.high))
     channels, height, width = images.shape[1:]
     with torch.no_grad():
-        best = torch.where(_flips(key, 0, (channels, 1, width)), high, low)
+        stripes = _flips(key, 0, (channels, 1, width))
+        best = torch.where(stripes, high, low)
         value = objective.success(best)
         for query in range(1, queries):
             rest = (value <= 0).nonzero()[:, 0]
             if not len(rest):
                 break
             keys = key[rest]
-            side = _side(share, query * 10_000 // queries, height, width)
+            of_10_000 = query * 10_000 // queries
+            side = _side(share, of_10_000, height, width)
             inside = _window(keys, query, side, height, width)
             is_high = _flips(keys, 4 * query + 3, (channels, 1, 1))
             corner = torch.where(is_high, high[rest], low[rest])
@@ -66,7 +68,8 @@ def _side(share: float, query: int, height: int, width: int) -> int:
     """Return the side of the squares in pixels; ``query`` is of 10,000."""
     halvings = sum(query > number for number in _HALVED_AT)
     area = share / 2**halvings * height * width
-    return min(max(round(area**0.5), 1), height, width)
+    side = max(round(area**0.5), 1)
+    return min(side, height, width)
 
 
 def _window(key: Tensor, query: int, side: int, height: int, width: int) -> Tensor:
@@ -81,4 +84,5 @@ def _window(key: Tensor, query: int, side: int, height: int, width: int) -> Tens
 
 
 def _flips(key: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
-    return (random_bits(element_keys(key, shape), stream) & 1).bool()
+    bits = random_bits(element_keys(key, shape), stream)
+    return (bits & 1).bool()

@@ -115,7 +115,8 @@ def effect_of(claim: dict[str, Any]) -> Effect:
         paired = True
     if paired:
         seeds = first.index.intersection(second.index)
-        first, second = first[seeds], second[seeds]
+        first = first[seeds]
+        second = second[seeds]
     compare = statistics.paired_difference if paired else statistics.unpaired_difference
     found = compare([*first], [*second])
     if found.low is None or found.high is None or found.p is None:
@@ -128,7 +129,8 @@ def effect_of(claim: dict[str, Any]) -> Effect:
 
 def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
     frame = read_csv(RESULTS / f"{file}_comparisons.csv")
-    chosen = frame[(frame["comparison"] == name) & frame["first"].str.startswith(row)]
+    chosen = frame[frame["comparison"] == name]
+    chosen = chosen[chosen["first"].str.startswith(row)]
     chosen = chosen[chosen["first_column"].str.startswith(column)]
     if len(chosen) != 1:
         raise ValueError(
@@ -147,12 +149,13 @@ def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
 
 
 def _difference(line: pd.Series) -> Difference:
+    counts = int(line["n_first"]), int(line["n_second"])
     return Difference(
         _number(line["difference"]),
         _number(line["low"]),
         _number(line["high"]),
         _number(line["p"]),
-        (int(line["n_first"]), int(line["n_second"])),
+        counts,
         line["test"],
         equivalent=line["equivalent"] or None,
         error=_number(line["error"]),
@@ -167,29 +170,37 @@ def _number(cell: Any) -> float:
 
 def _plan(file: str, frame: pd.DataFrame, line: pd.Series) -> Plan:
     plans = read_csv(RESULTS / "plans.csv")
-    known = plans[(plans["table"] == file) & (plans["comparison"] == line["comparison"])].iloc[0]
+    plans = plans[plans["table"] == file]
+    known = plans[plans["comparison"] == line["comparison"]].iloc[0]
     label = {"yes": PLANNED, "no": AFTER, "unknown": UNKNOWN}[known["planned"]]
-    family = line["family"] or line["comparison"]
+    source = line["source"]
     name = "family" if line["family"] else "comparison"
-    members = frame[(frame[name] == family) & (frame["source"] == line["source"])]
+    family = line[name]
+    members = frame[frame[name] == family]
+    members = members[members["source"] == source]
+    p_values = members["p"]
+    known_p = p_values[p_values != ""]
     return Plan(
-        label,
-        float(line["margin"]) if line["margin"] else None,
-        int(known["seeds_planned"]),
-        tuple(known["commits_of_runs"].split()),
-        tuple(known["missing_commits"].split()),
-        f"{file}/{family}/{line['source']}" if label == PLANNED else "",
-        int(line.name),
-        {int(index): float(p) for index, p in members["p"].items() if p},
+        label=label,
+        margin=float(line["margin"]) if line["margin"] else None,
+        seeds=int(known["seeds_planned"]),
+        commits=tuple(known["commits_of_runs"].split()),
+        missing=tuple(known["missing_commits"].split()),
+        family=f"{file}/{family}/{source}" if label == PLANNED else "",
+        line=int(line.name),
+        family_p=known_p.astype(float).to_dict(),
     )
 
 
 def _values(file: str, line: pd.Series, side: str) -> pd.Series:
     """Return the values of the ``first`` or ``second`` row of a comparison by seed."""
     runs = read_csv(RESULTS / f"{file}_runs.csv")
-    runs = runs[(runs["status"] == "done") & (runs["source"] == line["source"])]
-    runs = runs[(runs["row"] == line[side]) & (runs["column"] == line[f"{side}_column"])]
-    return pd.Series(runs["value"].astype(float).to_numpy(), runs["seed"])
+    runs = runs[runs["status"] == "done"]
+    runs = runs[runs["source"] == line["source"]]
+    runs = runs[runs["row"] == line[side]]
+    runs = runs[runs["column"] == line[f"{side}_column"]]
+    values = runs["value"].astype(float)
+    return pd.Series(values.to_numpy(), runs["seed"])
 
 
 def _other_test(first: pd.Series, second: pd.Series, *, paired: bool) -> Difference | None:
@@ -202,8 +213,9 @@ def _other_test(first: pd.Series, second: pd.Series, *, paired: bool) -> Differe
 
 
 def _are_different_networks(claim: dict[str, Any]) -> bool:
+    first, second = claim["first"], claim["second"]
     keys = ("file", "row", "network")
-    return any(claim["first"].get(key) != claim["second"].get(key) for key in keys)
+    return any(first.get(key) != second.get(key) for key in keys)
 
 
 def _sample(source: dict[str, str]) -> pd.Series:
@@ -222,11 +234,13 @@ def _sample(source: dict[str, str]) -> pd.Series:
         frame = frame[frame["status"] == "done"]
     if frame.empty or frame["seed"].duplicated().any():
         raise ValueError(f"{source} has {len(frame)} runs; expected one of each seed")
-    values = frame.set_index("seed")[source.get("value", "value")].astype(float)
+    column = source.get("value", "value")
+    values = frame.set_index("seed")[column].astype(float)
     if "minus" not in source:
         return values
-    subtracted = {key: value for key, value in source.items() if key != "minus"}
-    return values - _sample({**subtracted, "column": source["minus"]})
+    subtracted = {**source, "column": source["minus"]}
+    del subtracted["minus"]
+    return values - _sample(subtracted)
 
 
 def _source(sample: dict[str, str]) -> str:
@@ -236,7 +250,8 @@ def _source(sample: dict[str, str]) -> str:
 
 def _p_of_smaller(test: Difference, claim: dict[str, Any]) -> float:
     towards = sign(claim) * test.estimate
-    return float(student.cdf((towards - claim["smallest"]) / test.error, test.df))
+    statistic = (towards - claim["smallest"]) / test.error
+    return float(student.cdf(statistic, test.df))
 
 
 @functools.cache

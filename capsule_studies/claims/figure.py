@@ -45,10 +45,13 @@ def figure(every: list[Judged]) -> Figure:
     """
     topics = [each.claim["topic"] for each in every]
     order = list(dict.fromkeys(topics))
-    heights = [row + 1.6 * (order.index(topic) + 1) for row, topic in enumerate(topics)]
+    heights = []
+    for row, topic in enumerate(topics):
+        headings = order.index(topic) + 1
+        heights.append(row + 1.6 * headings)
     drawn = Figure(figsize=(12, 0.19 * heights[-1] + 1))
-    below, above = (inches / drawn.get_figheight() for inches in (0.5, 0.5))
-    axes = drawn.add_axes((0.6, below, 0.38, 1 - below - above))
+    margin = 0.5 / drawn.get_figheight()  # of half an inch, below and above
+    axes = drawn.add_axes((0.6, margin, 0.38, 1 - margin - margin))
     axes.axvspan(-1, 1, color="0.93", linewidth=0)
     axes.axvline(0, color="0.6", linewidth=0.7)
     for each, height in zip(every, heights, strict=True):
@@ -99,7 +102,9 @@ def _shortened(each: Judged) -> str:
     if len(claim + label) <= _MOST_LETTERS:
         return claim + label
     start, _, end = claim.rpartition(" (")
-    if not claim.endswith(")."):
-        start, end = claim, ""
-    tail = (f" ({end}" if end else "") + label
-    return textwrap.shorten(start, _MOST_LETTERS - len(tail), placeholder=" …") + tail
+    if claim.endswith(")."):
+        tail = f" ({end}{label}"
+    else:
+        start, tail = claim, label
+    shortened = textwrap.shorten(start, _MOST_LETTERS - len(tail), placeholder=" …")
+    return shortened + tail

@@ -20,15 +20,11 @@ def needs(each: Judged) -> str:
     correction = f"with a power of 80 %, as one of {each.tests} tests"
     needed = each.needed
     if needed is None:
+        sentence = f"another network or a larger margin. Seeds differ too much to find {matters}."
         observed = each.needed_for(abs(each.effect.found.estimate))
-        found = (
-            ""
-            if observed is None
-            else f" About {observed} seeds find a difference as large as the observed one."
-        )
-        return (
-            f"another network or a larger margin. Seeds differ too much to find {matters}.{found}"
-        )
+        if observed is not None:
+            sentence += f" About {observed} seeds find a difference as large as the observed one."
+        return sentence
     sentence = f"about {needed} seeds to find a difference of {matters} {correction}."
     pairs = None if each.effect.paired else each.needed_for(each.claim["smallest"], paired=True)
     if pairs is not None and pairs <= needed / 2:

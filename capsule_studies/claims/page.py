@@ -38,7 +38,8 @@ def signed(value: float) -> str:
     """Round half away from zero, as the digits of the records say: a binary fraction of 0.415 is below 0.415."""
     step = Decimal("0.001") if abs(value) < 0.1 else Decimal("0.01")
     digits = str(float(f"{value:.6g}"))
-    return f"{Decimal(digits).quantize(step, ROUND_HALF_UP):+}"
+    rounded = Decimal(digits).quantize(step, ROUND_HALF_UP)
+    return f"{rounded:+}"
 
 
 def p_value(p: float) -> str:
@@ -55,15 +56,15 @@ def page(every: list[Judged]) -> str:
     for each in every:
         topics.setdefault(each.claim["topic"], []).append(each)
     for topic, of_topic in topics.items():
-        lines += [
-            f"## {topic}",
-            "",
-            "| claim | kind | verdict | difference (95 % interval) | n | plan |",
-        ]
-        lines += ["|---|---|---|---|---|---|", *map(_row, of_topic), ""]
+        lines += [f"## {topic}", ""]
+        lines.append("| claim | kind | verdict | difference (95 % interval) | n | plan |")
+        lines.append("|---|---|---|---|---|---|")
+        lines += [_row(each) for each in of_topic]
+        lines.append("")
         for each in of_topic:
             lines += _details(each)
-    return "\n".join(lines).rstrip() + "\n"
+    text = "\n".join(lines).rstrip()
+    return f"{text}\n"
 
 
 _HEAD = """# Claims about capsule networks, and what was found here
@@ -124,9 +125,14 @@ a7db179c. After each reading, claims were removed, replaced or judged again, wit
 
 def _head(every: list[Judged]) -> str:
     papers = _of_kind(every, "paper")
-    rules = [f"- **{name[0].upper()}{name[1:]}**: {rule}" for name, rule in VERDICTS.items()]
-    keys = ("claim", "before", "after", "commit", "reason")
-    changed = [_line([change[key] for key in keys]) for change in changes()]
+    rules = []
+    for name, rule in VERDICTS.items():
+        capitalised = name[0].upper() + name[1:]
+        rules.append(f"- **{capitalised}**: {rule}")
+    changed = []
+    for change in changes():
+        cells = [change[key] for key in ("claim", "before", "after", "commit", "reason")]
+        changed.append(_line(cells))
     points = [f"- {point}" for point in open_points()]
     over_page = survivors(every)
     return _HEAD.format(
@@ -173,8 +179,9 @@ def _interval(effect: Effect) -> str:
 
 
 def _count(effect: Effect) -> str:
-    cut = effect.count < effect.plan.seeds
-    return f"{effect.count} of {effect.plan.seeds}" if cut else f"{effect.count}"
+    if effect.count < effect.plan.seeds:
+        return f"{effect.count} of {effect.plan.seeds}"
+    return str(effect.count)
 
 
 def _plan(each: Judged) -> str:
@@ -261,7 +268,8 @@ def _records(claim: dict[str, Any]) -> str:
 def counted(every: list[Judged]) -> str:
     """Return how many claims have each verdict."""
     counts = Counter(each.verdict for each in every)
-    return "; ".join(f"{verdict}: {counts[verdict]}" for verdict in VERDICTS if counts[verdict])
+    parts = [f"{verdict}: {counts[verdict]}" for verdict in VERDICTS if counts[verdict]]
+    return "; ".join(parts)
 
 
 def short_form(every: list[Judged]) -> str:

@@ -23,11 +23,15 @@ from capsule_studies.claims.read import RESULTS, ROOT
 FILE = RESULTS / "plans.csv"
 
 
+_COMPARISONS = "_comparisons.csv"
+
+
 def plans() -> pd.DataFrame:
     """Return one line for each comparison that has results."""
     found = []
-    for file in sorted(RESULTS.glob("*_comparisons.csv")):
-        found += _plans_of(file.name.removesuffix("_comparisons.csv"))
+    for file in sorted(RESULTS.glob(f"*{_COMPARISONS}")):
+        table = file.name.removesuffix(_COMPARISONS)
+        found += _plans_of(table)
     return pd.DataFrame(found)
 
 
@@ -39,8 +43,9 @@ def has_history() -> bool:
 
 
 def _plans_of(table: str) -> list[dict[str, Any]]:
-    now = _parsed((ROOT / "sweeps" / f"{table}.yaml").read_text())
-    answers = pd.read_csv(RESULTS / f"{table}_comparisons.csv", keep_default_na=False)
+    text = (ROOT / "sweeps" / f"{table}.yaml").read_text()
+    now = _parsed(text)
+    answers = pd.read_csv(RESULTS / f"{table}{_COMPARISONS}", keep_default_na=False)
     runs = pd.read_csv(RESULTS / f"{table}_runs.csv", keep_default_na=False)
     found = []
     for comparison in now["comparisons"]:
@@ -50,32 +55,34 @@ def _plans_of(table: str) -> list[dict[str, Any]]:
         commits = _commits(runs, lines)
         missing = [commit for commit in commits if not _exists(commit)]
         added = _added(table, comparison)
-        known = bool(added) and _exists(f"{added}^:results/{table}_comparisons.csv")
+        known = bool(added) and _exists(f"{added}^:results/{table}{_COMPARISONS}")
         planned = "unknown"
         if not missing:
             stood = all(_stands(_at(commit, table), now, comparison) for commit in commits)
             planned = "yes" if stood and not known else "no"
-        found.append(
-            {
-                "table": table,
-                "comparison": comparison["name"],
-                "planned": planned,
-                "added": added,
-                "results_known": "yes" if known else "no",
-                "commits_of_runs": " ".join(commits),
-                "missing_commits": " ".join(missing),
-                "seeds_planned": len(now["seeds"]),
-            }
-        )
+        plan = {
+            "table": table,
+            "comparison": comparison["name"],
+            "planned": planned,
+            "added": added,
+            "results_known": "yes" if known else "no",
+            "commits_of_runs": " ".join(commits),
+            "missing_commits": " ".join(missing),
+            "seeds_planned": len(now["seeds"]),
+        }
+        found.append(plan)
     return found
 
 
 def _commits(runs: pd.DataFrame, lines: pd.DataFrame) -> list[str]:
     """Return the commits of the runs behind some lines of a file of comparisons."""
+    rows = [*lines["first"], *lines["second"]]
+    columns = [*lines["first_column"], *lines["second_column"]]
     runs = runs[runs["status"] == "done"]
-    runs = runs[runs["row"].isin([*lines["first"], *lines["second"]])]
-    runs = runs[runs["column"].isin([*lines["first_column"], *lines["second_column"]])]
-    return sorted({*runs["commit"]} - {""})
+    runs = runs[runs["row"].isin(rows)]
+    runs = runs[runs["column"].isin(columns)]
+    commits = set(runs["commit"]) - {""}
+    return sorted(commits)
 
 
 def _added(table: str, comparison: dict[str, Any]) -> str:
@@ -96,17 +103,26 @@ def _stands(then: dict[str, Any], now: dict[str, Any], comparison: dict[str, Any
     rows = {comparison.get("against"), *comparison.get("rows", every_row)}
     columns = {comparison.get("against_column"), *comparison.get("columns", now["columns"])}
     has_same_measures = _measures(then, columns) == _measures(now, columns)
-    return has_same_measures and _settings(then, rows) == _settings(now, rows)
+    has_same_settings = _settings(then, rows) == _settings(now, rows)
+    return has_same_measures and has_same_settings
 
 
 def _measures(table: dict[str, Any], columns: set[Any]) -> dict[str, Any]:
-    known = table.get("columns", {})
-    return {name: (known[name] or {}).get("metric") for name in columns if name in known}
+    """Return the metrics of some columns of a table."""
+    metrics = {}
+    for name, column in table.get("columns", {}).items():
+        if name in columns:
+            metrics[name] = (column or {}).get("metric")
+    return metrics
 
 
 def _settings(table: dict[str, Any], rows: set[Any]) -> dict[str, Any]:
-    known = {row["name"]: row for row in table.get("rows", [])}
-    return {name: known[name].get("overrides") for name in rows if name in known}
+    """Return the overrides of some rows of a table."""
+    settings = {}
+    for row in table.get("rows", []):
+        if row["name"] in rows:
+            settings[row["name"]] = row.get("overrides")
+    return settings
 
 
 @functools.cache
@@ -129,11 +145,12 @@ def _git(*arguments: str) -> str:
     """Return what git prints; empty if it fails, or is not installed."""
     safe = [re.sub(r"-dirty\b", "", argument) for argument in arguments]
     try:
-        return subprocess.run(
+        found = subprocess.run(
             ["git", *safe], cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout
+        )
     except OSError:
         return ""
+    return found.stdout
 
 
 if __name__ == "__main__":

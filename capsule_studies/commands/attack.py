@@ -108,7 +108,8 @@ class AttackResult(runs.results.Evaluation):
         for key in self.attack:
             epsilon, _, _ = key.partition("/")
             curves = [f"{epsilon}/{name}" for name in drawn]
-            if not math.isfinite(float(epsilon)) or not {*curves} <= {*self.attack}:
+            has_curves = self.attack.keys() >= set(curves)
+            if not has_curves or not math.isfinite(float(epsilon)):
                 raise ValueError(f"an attack with epsilon {epsilon} without {', '.join(curves)}")
         clean = self.test if self.split == "test" else self.val
         if "error" not in clean or "_target_" not in self.options:
@@ -294,7 +295,8 @@ def _epsilons(config: DictConfig, attacked: AttackedRun) -> list[float]:
         return epsilons
     span = box.high - box.low
     if not math.isfinite(span):
-        span = max((batch.images.max() - batch.images.min()).item() for batch in attacked.batches)
+        spans = [batch.images.max() - batch.images.min() for batch in attacked.batches]
+        span = max(spans).item()
     most = span * shape.numel() ** 0.5 if is_length else span
     for epsilon in epsilons:
         if not 0 <= epsilon <= most:
@@ -353,9 +355,10 @@ def _accuracies(result: Mapping[str, Any]) -> Table:
         # otherwise rich truncates words
         accuracies.add_column(heading, justify="right", width=len(longest))
     for epsilon, record in budgets.items():
-        bounds = f"{_percentage(record['lowest'])} to {_percentage(record['highest'])}"
-        others = [_percentage(record.get(key)) for key in columns]
-        accuracies.add_row(f"{epsilon:g}", _percentage(record[first]), bounds, *others)
+        lowest, highest = _percentage(record["lowest"]), _percentage(record["highest"])
+        cells = [f"{epsilon:g}", _percentage(record[first]), f"{lowest} to {highest}"]
+        cells += [_percentage(record.get(key)) for key in columns]
+        accuracies.add_row(*cells)
     return accuracies
 
 

@@ -140,9 +140,12 @@ def _digits(run: runs.Run) -> Digits:
 
 def _samples(digits: Digits) -> list[list[int]]:
     """Return an image of each class as grey values."""
-    chosen = [int((digits.labels == label).nonzero()[0]) for label in digits.labels.unique()]
-    levels = (255 * digits.images[chosen]).round().to(torch.uint8)
-    values: list[list[int]] = levels.flatten(1).tolist()
+    first_of_classes = []
+    for label in digits.labels.unique():
+        of_class = (digits.labels == label).nonzero()
+        first_of_classes.append(int(of_class[0]))
+    levels = 255 * digits.images[first_of_classes]
+    values: list[list[int]] = levels.round().to(torch.uint8).flatten(1).tolist()
     return values
 
 
@@ -158,8 +161,9 @@ def _pose_ranges(network: Any, digits: Digits) -> dict[str, list[list[float]]] |
     means, deviations = [], []
     for label in range(classes):
         of_class = own[digits.labels == label]
-        means.append(of_class.mean(0).tolist() if len(of_class) else [0.0] * components)
-        deviations.append(of_class.std(0).tolist() if len(of_class) > 1 else [0.1] * components)
+        count = len(of_class)
+        means.append(of_class.mean(0).tolist() if count else [0.0] * components)
+        deviations.append(of_class.std(0).tolist() if count > 1 else [0.1] * components)
     return {"mean": means, "std": deviations}
 
 
@@ -197,8 +201,10 @@ def _check_finite(run: runs.Run, images: Tensor) -> None:
 
 
 def _difference(network: Any, other: Any, images: Tensor) -> float:
+    """Return the largest difference of the scores."""
     with torch.no_grad():
-        return float((network(images).scores - other(images).scores).abs().max())
+        differences = network(images).scores - other(images).scores
+    return float(differences.abs().max())
 
 
 def _block(role: str, exported: PackedNetwork) -> str:

@@ -32,7 +32,8 @@ class Reliability(NamedTuple):
     def expected_error(self) -> float:
         """Mean distance of accuracy and confidence over images, in [0, 1] (Guo et al. 2017, section 2)."""
         distance = (self.accuracy - self.confidence).abs()
-        return float((self.images * distance).nansum() / self.images.sum())
+        weighted = self.images * distance
+        return float(weighted.nansum() / self.images.sum())
 
 
 def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BINS) -> Reliability:
@@ -64,7 +65,8 @@ def brier_score(probabilities: Probabilities, labels: Labels) -> float:
     """
     probabilities = probabilities.double()
     truth = torch.zeros_like(probabilities).scatter(1, labels[:, None], 1.0)
-    return float((probabilities - truth).square().sum(1).mean())
+    distances = (probabilities - truth).square().sum(1)
+    return float(distances.mean())
 
 
 def reliability_figure(results: Mapping[str, Reliability]) -> Figure:

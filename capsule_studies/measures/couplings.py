@@ -34,22 +34,28 @@ def child_entropy(couplings: Couplings, seen: Seen | None = None) -> Float[Tenso
     tensor([[1., 0.]])
     """
     positive = couplings.clamp_min(0)
-    shares = positive / positive.sum(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
+    smallest = torch.finfo(couplings.dtype).tiny
+    total = positive.sum(2, keepdim=True).clamp_min(smallest)
+    shares = positive / total
     entropy = torch.special.entr(shares).sum(2)
     if seen is None:
-        return entropy / math.log(max(couplings.shape[2], 2))
+        parents = couplings.shape[2]
+        return entropy / math.log(max(parents, 2))
     count = seen.sum(1)
     largest = count.clamp_min(2).to(entropy.dtype).log()
     return torch.where(count > 0, entropy / largest, torch.nan)
 
 
 def weighted_entropy(
-    couplings: Couplings, activations: Float[Tensor, "image child"], seen: Seen | None = None
+    couplings: Couplings,
+    activations: Float[Tensor, "image child"],
+    seen: Seen | None = None,
 ) -> Number:
     """Return the mean of ``child_entropy`` over children, weighted by their activations."""
     entropy = child_entropy(couplings, seen)
     weights = activations * ~entropy.isnan()
-    return (weights * entropy.nan_to_num()).sum() / weights.sum()
+    weighted = weights * entropy.nan_to_num()
+    return weighted.sum() / weights.sum()
 
 
 def t_score(couplings: Couplings, seen: Seen | None = None) -> Number:
@@ -76,12 +82,15 @@ def static_share(couplings: Couplings, seen: Seen | None = None) -> Number:
     count = every.sum(1).clamp_min(1)  # [child]
 
     def over_parents(values: Tensor) -> Tensor:
-        return (values * every).sum(1) / count  # [child]
+        of_parents = values * every
+        return of_parents.sum(1) / count  # [child]
 
-    over_images = over_parents(couplings.var(0, correction=0)).sum()
+    variances = couplings.var(0, correction=0)  # [child parent]
+    over_images = over_parents(variances).sum()
     mean = over_parents(couplings.mean(0))
     deviations = couplings - mean.view(1, -1, 1)
-    spread = over_parents(deviations.square().mean(0)).sum()
+    squares = deviations.square().mean(0)  # [child parent]
+    spread = over_parents(squares).sum()
     varies = spread > torch.finfo(couplings.dtype).eps
     return torch.where(varies, 1 - over_images / spread, torch.nan)
 
@@ -92,22 +101,33 @@ def class_information(couplings: Couplings, labels: Labels, classes: int) -> Num
     It is computed from counts of ``argmax_j R_ij`` and labels; with few images it is too high, by about
     ``(J - 1) (classes - 1) / (2 images ln 2)`` bits: compare with ``class_information`` of shuffled labels.
     """
-    parents = couplings.shape[2]
+    _, children, parents = couplings.shape
     chosen = couplings.argmax(2)  # [image child]
-    counts = couplings.new_zeros(chosen.shape[1], parents * classes, dtype=torch.float64)
-    index = (chosen * classes + labels.unsqueeze(1)).t()  # [child image]
-    counts = counts.scatter_add(1, index, torch.ones_like(index, dtype=torch.float64))
-    joint = (counts / len(labels)).unflatten(1, (parents, classes))
-    of_labels = torch.special.entr(joint.sum(1)).sum(1)  # [child]
-    of_parents = torch.special.entr(joint.sum(2)).sum(1)
-    of_both = torch.special.entr(joint).sum((1, 2))
+    pairs = chosen * classes + labels.unsqueeze(1)  # [image child]: number of parent and label
+    index = pairs.t()  # [child image]
+    once = torch.ones_like(index, dtype=torch.float64)
+    counts = once.new_zeros(children, parents * classes)
+    counts = counts.scatter_add(1, index, once)
+    shares = counts / len(labels)
+    joint = shares.unflatten(1, (parents, classes))
+    of_labels = _entropy(joint.sum(1), 1)  # [child]
+    of_parents = _entropy(joint.sum(2), 1)
+    of_both = _entropy(joint, (1, 2))
     information = of_labels + of_parents - of_both
-    return (information / math.log(2)).mean().to(couplings.dtype)
+    bits = information / math.log(2)
+    return bits.mean().to(couplings.dtype)
+
+
+def _entropy(shares: Tensor, dims: int | tuple[int, ...]) -> Tensor:
+    """Return the entropy in nats of shares that sum to one over ``dims``."""
+    return torch.special.entr(shares).sum(dims)
 
 
 def starved_share(mass: Float[Tensor, "image parent"]) -> Number:
     """Return the share of parents with less than 1 % of the parents' mean mass, ``sum_i a_i R_ij``, in every image."""
-    return (mass < STARVED * mass.mean(1, keepdim=True)).all(0).to(mass.dtype).mean()
+    limit = STARVED * mass.mean(1, keepdim=True)
+    starved = (mass < limit).all(0)  # [parent]
+    return starved.to(mass.dtype).mean()
 
 
 def count_trees(couplings: Couplings, labels: Labels) -> dict[str, float]:
@@ -117,20 +137,26 @@ def count_trees(couplings: Couplings, labels: Labels) -> dict[str, float]:
     results are means over classes: the number of trees, the entropy of their distribution in bits, and the number of
     images, the largest possible number of trees.
     """
-    largest = couplings.amax(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
-    levels = (couplings / largest).clamp_min(0) * (TREE_LEVELS - 1)
-    trees = levels.round().to(torch.uint8).flatten(1)  # [image child·parent]
+    smallest = torch.finfo(couplings.dtype).tiny
+    largest = couplings.amax(2, keepdim=True).clamp_min(smallest)
+    relative = (couplings / largest).clamp_min(0)
+    levels = relative * (TREE_LEVELS - 1)
+    trees = levels.round().to(torch.uint8)
+    trees = trees.flatten(1)  # [image child·parent]
     numbers, entropies, images = [], [], []
     for label in labels.unique():
-        _, counts = trees[labels == label].unique(dim=0, return_counts=True)
+        of_class = trees[labels == label]
+        _, counts = of_class.unique(dim=0, return_counts=True)
         shares = counts.double() / counts.sum()
+        entropy = float(_entropy(shares, 0))
         numbers.append(len(counts))
-        entropies.append(float(torch.special.entr(shares).sum()) / math.log(2))
-        images.append(int(counts.sum()))
+        entropies.append(entropy / math.log(2))
+        images.append(len(of_class))
+    classes = len(numbers)
     return {
-        "trees_per_class": sum(numbers) / len(numbers),
-        "entropy_of_trees": sum(entropies) / len(entropies),
-        "images_per_class": sum(images) / len(images),
+        "trees_per_class": sum(numbers) / classes,
+        "entropy_of_trees": sum(entropies) / classes,
+        "images_per_class": sum(images) / classes,
     }
 
 
@@ -138,7 +164,8 @@ def logit_change(
     votes: Float[Tensor, "image child parent dim"], poses: Float[Tensor, "image parent dim"]
 ) -> Number:
     """Return the mean change of logits by an iteration with these poses, ``|u_hat_ij . v_j|`` (Sabour, appendix A)."""
-    return torch.einsum("bijd,bjd->bij", votes, poses).abs().mean()
+    change = torch.einsum("bijd,bjd->bij", votes, poses)
+    return change.abs().mean()
 
 
 def distance_from_orthogonal(weight: Float[Tensor, "child inner parent columns"]) -> float:
@@ -150,4 +177,5 @@ def distance_from_orthogonal(weight: Float[Tensor, "child inner parent columns"]
     matrices = weight.transpose(1, 2).flatten(0, 1)
     values = torch.linalg.svdvals(matrices)  # [child·parent value]
     deviations = values - values.mean(1, keepdim=True)
-    return float((deviations.norm(dim=1) / values.norm(dim=1)).mean())
+    distances = deviations.norm(dim=1) / values.norm(dim=1)
+    return float(distances.mean())

@@ -60,21 +60,26 @@ def posterior(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> P
     components, dim, factors = loadings.shape
     scaled = loadings * precision.unsqueeze(2)  # [k d q]
     identity = torch.eye(factors, dtype=points.dtype, device=points.device)
-    root = torch.linalg.cholesky(identity + loadings.transpose(1, 2) @ scaled)  # [k q q]
+    inner = identity + loadings.transpose(1, 2) @ scaled
+    root = torch.linalg.cholesky(inner)  # [k q q]
     covariance = torch.cholesky_inverse(root)
-    of_points = (points @ scaled.movedim(0, 1).flatten(1)).view(len(points), components, factors)
-    projected = of_points - torch.einsum("kdq,kd->kq", scaled, means)  # [n k q]
+    side_by_side = scaled.movedim(0, 1).flatten(1)  # [d k·q]
+    of_points = (points @ side_by_side).view(len(points), components, factors)
+    of_means = torch.einsum("kdq,kd->kq", scaled, means)
+    projected = of_points - of_means  # [n k q]
     expected = torch.einsum("nkq,kqr->nkr", projected, covariance)
     plain = (
         points.square() @ precision.t()
         - 2 * points @ (precision * means).t()
         + (precision * means.square()).sum(1)
     )
-    distances = plain - (projected * expected).sum(2)  # [n k]
+    explained = (projected * expected).sum(2)
+    distances = plain - explained  # [n k]
     log_root = root.diagonal(dim1=1, dim2=2).log().sum(1)  # [k]
     log_determinant = mixture.noise.log().sum(1) + 2 * log_root
     log_density = -0.5 * (distances + log_determinant + dim * math.log(2 * math.pi))
-    return Posterior(mixture.proportions.log() + log_density, expected, covariance)
+    log_joint = mixture.proportions.log() + log_density
+    return Posterior(log_joint, expected, covariance)
 
 
 def em_step(
@@ -92,12 +97,14 @@ def em_step(
         log_total = joint.log_joint.logsumexp(1, keepdim=True)
         shares = (joint.log_joint - log_total).exp()  # [n k]
         log_likelihood += float(log_total.sum())
-        extended = torch.cat([joint.factors, torch.ones_like(shares).unsqueeze(2)], 2)  # [n k q+1]
+        ones = torch.ones_like(shares).unsqueeze(2)
+        extended = torch.cat([joint.factors, ones], 2)  # [n k q+1]
         weighted = extended * shares.unsqueeze(2)
         of_chunk = shares.sum(0)
         mass += of_chunk
         of_squares += shares.t() @ chunk.square()
-        cross += (chunk.t() @ weighted.flatten(1)).view(dim, components, -1).movedim(0, 1)
+        products = chunk.t() @ weighted.flatten(1)  # [d k·(q+1)]
+        cross += products.view(dim, components, -1).movedim(0, 1)
         moments += torch.einsum("nkq,nkr->kqr", weighted, extended)
         moments[:, :factors, :factors] += of_chunk.view(-1, 1, 1) * joint.covariance
     enough = mass.clamp_min(torch.finfo(points.dtype).tiny)
@@ -105,11 +112,12 @@ def em_step(
     moments += 1e-10 * enough.view(-1, 1, 1) * identity
     joined = torch.linalg.solve(moments, cross, left=False)  # [k d q+1]: loadings and mean
     residual = of_squares - (joined * cross).sum(2)  # [k d]
+    variances = residual / enough.unsqueeze(1)
     after = FactorAnalysers(
         proportions=mass / len(points),
         means=joined[..., factors],
         loadings=joined[..., :factors],
-        noise=(residual / enough.unsqueeze(1)).clamp_min(floor),
+        noise=variances.clamp_min(floor),
     )
     return after, log_likelihood / len(points)
 
@@ -131,8 +139,9 @@ def fit_factor_analysers(
     new centres (k-means++) and loadings, and ends after ``steps`` EM steps or when the mean log-likelihood gains less
     than ``tolerance``. ``floor`` is the smallest variance of the noise.
     """
-    for name, value in {"components": components, "steps": steps, "restarts": restarts}.items():
-        check_number(name, value, 1)
+    check_number("components", components, 1)
+    check_number("steps", steps, 1)
+    check_number("restarts", restarts, 1)
     check_number("factors", factors, 0)
     if len(points) < components:
         raise ValueError(
@@ -146,7 +155,10 @@ def fit_factor_analysers(
         for _ in range(steps):
             mixture, log_likelihood = em_step(points, mixture, floor=floor)
             log_likelihoods.append(log_likelihood)
-            if len(log_likelihoods) > 1 and log_likelihood - log_likelihoods[-2] < tolerance:
+            if len(log_likelihoods) < 2:
+                continue
+            gain = log_likelihood - log_likelihoods[-2]
+            if gain < tolerance:
                 break
         fits.append(Fit(mixture, log_likelihoods))
     return max(fits, key=lambda fit: fit.log_likelihoods[-1])
@@ -167,17 +179,23 @@ def _start(
         place = int(torch.searchsorted(weights.cumsum(0), drawn))
         chosen = points[min(place, len(points) - 1)]
         centres = torch.cat([centres, chosen.unsqueeze(0)])
-        nearest = torch.minimum(nearest, (points - chosen).square().sum(1))
-    variances = points.var(0, correction=0)
-    nearest_centre = torch.cdist(points, centres).argmin(1)
-    around = (points - centres[nearest_centre]).square()
-    sums = torch.zeros_like(centres).index_add(0, nearest_centre, around)
-    counts = torch.bincount(nearest_centre, minlength=components).to(points).unsqueeze(1)
-    noise = torch.where(counts > 1, sums / counts.clamp_min(1), variances).clamp_min(floor)
+        distances = (points - chosen).square().sum(1)
+        nearest = torch.minimum(nearest, distances)
     drawn = torch.randn(components, points.shape[1], factors, generator=generator)
     return FactorAnalysers(
         proportions=points.new_full((components,), 1 / components),
         means=centres,
         loadings=_LOADINGS * drawn.to(points),
-        noise=noise,
+        noise=_variances_around(centres, points).clamp_min(floor),
     )
+
+
+def _variances_around(centres: Tensor, points: Tensor) -> Float[Tensor, "component dim"]:
+    """Return the variances of the points nearest to each centre; those of all points for a centre with only one."""
+    nearest = torch.cdist(points, centres).argmin(1)
+    around = (points - centres[nearest]).square()
+    sums = torch.zeros_like(centres).index_add(0, nearest, around)
+    counts = torch.bincount(nearest, minlength=len(centres))
+    counts = counts.to(points).unsqueeze(1)
+    variances = points.var(0, correction=0)
+    return torch.where(counts > 1, sums / counts.clamp_min(1), variances)

@@ -40,14 +40,16 @@ def label_poses(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "im
     """Return the pose of each label's capsule, in float64."""
     capsules = subject.outputs(batches).capsules
     assert capsules is not None
-    return of_label(capsules.poses, joined_labels(batches)).double()
+    labels = joined_labels(batches)
+    return of_label(capsules.poses, labels).double()
 
 
 def of_label(
     values: Float[Tensor, "image class ..."], labels: Int64[Tensor, " image"]
 ) -> Float[Tensor, "image ..."]:
     """Select the value of each image's label from the values of all classes."""
-    return values[torch.arange(len(labels), device=labels.device), labels]
+    image = torch.arange(len(labels), device=labels.device)
+    return values[image, labels]
 
 
 def last_features(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "image feature"]:
@@ -86,19 +88,19 @@ def linear_map(before: Poses, after: Poses, ridge: float) -> LinearMap:
     centred = start - mean
     change = end - start
     shift = change.mean(0)
-    size = centred.square().sum(0).mean().clamp_min(torch.finfo(before.dtype).tiny)
+    size = centred.square().sum(0).mean()
+    size = size.clamp_min(torch.finfo(before.dtype).tiny)
     identity = torch.eye(before.shape[1]).to(before)
     gram = centred.t() @ centred + ridge * size * identity
-    matrix = torch.linalg.solve(gram, centred.t() @ (change - shift))
+    moments = centred.t() @ (change - shift)
+    matrix = torch.linalg.solve(gram, moments)
 
     held_out, target = before[1::2], after[1::2]
     predicted = held_out + (held_out - mean) @ matrix + shift
     spread = _squared(target - target.mean(0))
-    return LinearMap(
-        matrix=matrix + identity,
-        error=float(_squared(predicted - target) / spread),
-        identity_error=float(_squared(held_out - target) / spread),
-    )
+    error = _squared(predicted - target) / spread
+    identity_error = _squared(held_out - target) / spread
+    return LinearMap(matrix + identity, float(error), float(identity_error))
 
 
 def _squared(values: Tensor) -> Tensor:
@@ -116,13 +118,16 @@ def group_law(first: Matrix, second: Matrix, both: Matrix, *, unit: Matrix | Non
     """
     identity = torch.eye(len(both)).to(both)
     size = (both if unit is None else unit) - identity
-    return float((first @ second - both).norm() / size.norm())
+    distance = first @ second - both
+    return float(distance.norm() / size.norm())
 
 
 def principal_components(
     features: Float[Tensor, "image feature"], components: int = _COMPONENTS
 ) -> Callable[[Float[Tensor, "other feature"]], Float[Tensor, "other component"]]:
     """Return a function that projects onto the first principal components of these features, in float64."""
-    mean = features.double().mean(0)
-    _, _, directions = torch.linalg.svd(features.double() - mean, full_matrices=False)
-    return lambda others: (others.double() - mean) @ directions[:components].t()
+    features = features.double()
+    mean = features.mean(0)
+    _, _, directions = torch.linalg.svd(features - mean, full_matrices=False)
+    basis = directions[:components].t()
+    return lambda others: (others.double() - mean) @ basis

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
@@ -38,20 +38,27 @@ def parse(layers: Layers, root: int) -> Tree:
     branches: dict[str, list[Branch]] = {}
     parents = {root}
     for name, layer in reversed([*layers.items()]):
-        couplings, activations = layer.couplings()[0], layer.children.activations[0]
+        couplings = layer.couplings()[0]
+        activations = layer.children.activations[0]
         best = couplings.argmax(1)
+        active = activations > ACTIVE
         branches[name] = []
         for parent in sorted(parents):
-            children = ((best == parent) & (activations > ACTIVE)).nonzero().squeeze(1)
+            children = ((best == parent) & active).nonzero().squeeze(1)
             weights = activations[children] * couplings[children, parent]
-            order = weights.argsort(descending=True)[:_DRAWN]
-            before = weights[order].cumsum(0) - weights[order]
-            heaviest = order[before < _KEPT * weights.sum()]
-            for child in heaviest:
-                branch = Branch(int(children[child]), parent, float(weights[child]))
-                branches[name].append(branch)
+            for place in _heaviest(weights):
+                child, weight = int(children[place]), float(weights[place])
+                branches[name].append(Branch(child, parent, weight))
         parents = {branch.child for branch in branches[name]}
     return branches
+
+
+def _heaviest(weights: Float[Tensor, " child"]) -> Int64[Tensor, " drawn"]:
+    """Return the places of the children that carry nine tenths of the mass, the heaviest first."""
+    order = weights.argsort(descending=True)[:_DRAWN]
+    heaviest = weights[order]
+    mass_before = heaviest.cumsum(0) - heaviest
+    return order[mass_before < _KEPT * weights.sum()]
 
 
 def places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +66,8 @@ def places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tenso
     child = torch.arange(capsules)
     if grid is None:
         return torch.full((capsules,), 0.5), (child + 0.5) / capsules, child
-    place = child % (grid.height * grid.width) if grid.by_type else child // grid.types
+    positions = grid.height * grid.width
+    place = child % positions if grid.by_type else child // grid.types
     rows = (place // grid.width + 0.5) / grid.height
     columns = (place % grid.width + 0.5) / grid.width
     return rows, columns, grid.type_of_child
@@ -82,15 +90,16 @@ def draw_on_image(
         return
     children, _, weights = zip(*branches, strict=True)
     chosen = list(children)
-    rows, columns, kinds = (
-        values[chosen] for values in places(grid, layer.children.activations.shape[1])
-    )
+    every = places(grid, layer.children.activations.shape[1])
+    rows, columns, kinds = (values[chosen] for values in every)
     beside = _beside(kinds, grid.types)
+    column = columns * grid.width - 0.5 + beside
+    row = rows * grid.height - 0.5 + beside
     (top, down), (left, right) = receptive_centres(network, picture)
     colours = sequential_colours(types)
     axis.scatter(
-        left + right * (columns * grid.width - 0.5 + beside),
-        top + down * (rows * grid.height - 0.5 + beside),
+        left + right * column,
+        top + down * row,
         s=120 * np.array(weights) / max(weights),
         c=[colours[int(kind)] for kind in kinds],
         alpha=0.7,
@@ -141,7 +150,8 @@ def receptive_centres(
     They are computed from gradients of the poses, for any convolutions: the centre of the pixels to which a position is
     sensitive, away from the edges, and a line through these centres.
     """
-    layer = [*trace(network, image)[1].values()][-1]
+    _, layers = trace(network, image)
+    *_, layer = layers.values()
     grid = layer.child_grid
     if grid is None:
         raise ValueError(
@@ -156,8 +166,10 @@ def receptive_centres(
 
     with torch.enable_grad(), layer.routing.register_forward_pre_hook(keep):
         network.forward(pixels)
-        votes = kept[0].child_poses if isinstance(kept[0], Votes) else kept[0].flatten(2)
-        sizes = grid.at_positions(votes.square().sum(2)).sum((0, 1))  # [h w]
+        votes = kept[0]
+        poses = votes.child_poses if isinstance(votes, Votes) else votes.flatten(2)
+        of_children = poses.square().sum(2)
+        sizes = grid.at_positions(of_children).sum((0, 1))  # [h w]
         rows = _centres(sizes[:, grid.width // 2], pixels, axis=2)
         columns = _centres(sizes[grid.height // 2], pixels, axis=3)
     return _line(rows), _line(columns)
@@ -170,7 +182,8 @@ def _centres(sizes: Float[Tensor, " position"], pixels: Tensor, axis: int) -> li
         (gradient,) = torch.autograd.grad(size, pixels, retain_graph=True)
         profile = gradient.abs().sum((0, 1, 5 - axis))
         place = torch.arange(len(profile)).to(profile)
-        centres.append(float((profile * place).sum() / profile.sum()))
+        centre = (profile * place).sum() / profile.sum()
+        centres.append(float(centre))
     return centres
 
 

@@ -37,8 +37,10 @@ def winning_reconstruction_error(
             "such as a CapsNet with decoder=(512, 1024)"
         )
     output = network(images) if output is None else output
-    decoded = decoding.reconstruct(output, output.ranking.argmax(1))
-    return (decoded - in_unit_range(images)).square().flatten(1).sum(1)
+    predicted = output.ranking.argmax(1)
+    decoded = decoding.reconstruct(output, predicted)
+    differences = decoded - in_unit_range(images)
+    return differences.square().flatten(1).sum(1)
 
 
 def threshold(
@@ -54,7 +56,8 @@ def threshold(
     95.0
     """
     check_number("false_alarms", false_alarms, 0, below=1)
-    return float(np.quantile(_checked("errors", errors), 1 - false_alarms, method="inverted_cdf"))
+    values = _checked("errors", errors)
+    return float(np.quantile(values, 1 - false_alarms, method="inverted_cdf"))
 
 
 def area_under_roc(clean: Float[Tensor, " batch"], attacked: Float[Tensor, " other"]) -> float:
@@ -66,9 +69,11 @@ def area_under_roc(clean: Float[Tensor, " batch"], attacked: Float[Tensor, " oth
     >>> area_under_roc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))  # 3 of 4 pairs, and a tie
     0.875
     """
-    below, above = _checked("clean", clean), _checked("attacked", attacked)
-    pairs = scipy.stats.mannwhitneyu(above, below, method="asymptotic").statistic
-    return float(pairs / (len(above) * len(below)))
+    below = _checked("clean", clean)
+    above = _checked("attacked", attacked)
+    larger = scipy.stats.mannwhitneyu(above, below, method="asymptotic").statistic
+    pairs = len(above) * len(below)
+    return float(larger / pairs)
 
 
 def _checked(name: str, errors: Float[Tensor, " batch"]) -> np.ndarray:

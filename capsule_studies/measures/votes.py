@@ -28,14 +28,18 @@ def vote_distances(votes: Votes, poses: Poses) -> Couplings:
 def weighted_means(votes: Votes, couplings: Couplings, activations: Activations) -> Poses:
     """Return the means of the votes, weighted by ``a_i R_ij``, before any further step of a routing."""
     weights = couplings * activations.unsqueeze(2)
-    return torch.einsum("bij,bijd->bjd", weights, votes) / weights.sum(1).unsqueeze(2)
+    mass = weights.sum(1)
+    sums = torch.einsum("bij,bijd->bjd", weights, votes)
+    return sums / mass.unsqueeze(2)
 
 
 def mean_distances(
     distances: Couplings, couplings: Couplings, activations: Activations
 ) -> Float[Tensor, "image parent"]:
     """Return the mean distance of each parent's votes, weighted by ``a_i R_ij``; NaN for a parent without mass."""
-    return weighted_means(distances.unsqueeze(3), couplings, activations).squeeze(2)
+    of_one_component = distances.unsqueeze(3)
+    means = weighted_means(of_one_component, couplings, activations)
+    return means.squeeze(2)
 
 
 def tightness(
@@ -47,8 +51,10 @@ def tightness(
     """
     of_labels = of_label(means, labels)
     others = means.scatter(1, labels.unsqueeze(1), torch.inf)
+    ratio = others.amin(1) / of_labels
     tighter = others < of_labels.unsqueeze(1)
-    return others.amin(1) / of_labels, tighter.sum(1) + 1
+    rank = tighter.sum(1) + 1
+    return ratio, rank
 
 
 def shuffled_auc(
@@ -67,18 +73,27 @@ def shuffled_auc(
     def distances(donor: Int64[Tensor, "image child"]) -> Float[Tensor, " image"]:
         """Return the label's mean distances when each child's vote comes from its donor, an image."""
         own = votes[donor, child, parent]  # [image child dim]
-        weights = trace.couplings[donor, child, parent] * activations[donor, child]
-        pose = (weights.unsqueeze(2) * own).sum(1) / weights.sum(1, keepdim=True)
+        couplings = trace.couplings[donor, child, parent]
+        weights = couplings * activations[donor, child]
+        mass = weights.sum(1)
+        sums = (weights.unsqueeze(2) * own).sum(1)
+        pose = sums / mass.unsqueeze(1)
         distance = (own - pose.unsqueeze(1)).norm(dim=2)
-        return (weights * distance).sum(1) / weights.sum(1)
+        weighted = weights * distance
+        return weighted.sum(1) / mass
 
-    itself = torch.arange(images, device=votes.device).unsqueeze(1).expand(-1, children)
+    image = torch.arange(images, device=votes.device)
+    itself = image.unsqueeze(1).expand(-1, children)
+    other = _shuffled(labels.cpu(), children).to(votes.device)
     true = distances(itself)
-    shuffled = distances(_shuffled(labels.cpu(), children).to(votes.device))
-    has_others = (labels.unsqueeze(1) == labels).sum(1) > 1
+    shuffled = distances(other)
+    has_same_label = labels.unsqueeze(1) == labels  # [image image]
+    has_others = has_same_label.sum(1) > 1
     true = true[has_others & true.isfinite()]
     shuffled = shuffled[has_others & shuffled.isfinite()]
-    return area_under_roc(true, shuffled) if len(true) and len(shuffled) else float("nan")
+    if not len(true) or not len(shuffled):
+        return float("nan")
+    return area_under_roc(true, shuffled)
 
 
 def _shuffled(labels: Labels, children: int) -> Int64[Tensor, "image child"]:
@@ -87,8 +102,8 @@ def _shuffled(labels: Labels, children: int) -> Int64[Tensor, "image child"]:
     donor = torch.zeros(len(labels), children, dtype=torch.int64)
     for label in labels.unique():
         rows = (labels == label).nonzero().squeeze(1)
-        permutations = torch.rand(len(rows), children, generator=generator).argsort(0)
-        donor[rows] = rows[permutations]
+        numbers = torch.rand(len(rows), children, generator=generator)
+        donor[rows] = rows[numbers.argsort(0)]
     return donor
 
 
@@ -101,8 +116,13 @@ def common_displacement(
 
     ``1 - sum w |delta_i - delta_mean|^2 / sum w |delta_i|^2`` with the weighted mean of ``delta_i = after - before``.
     """
+
+    def weighted_square(values: Tensor) -> Tensor:
+        of_children = values.square().sum(1)
+        return (weights * of_children).sum()
+
     delta = after - before
     mean = (weights.unsqueeze(1) * delta).sum(0) / weights.sum()
-    moved = (weights * delta.square().sum(1)).sum()
-    apart = (weights * (delta - mean).square().sum(1)).sum()
+    moved = weighted_square(delta)
+    apart = weighted_square(delta - mean)
     return float(1 - apart / moved)

@@ -63,23 +63,25 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
     check_number("shift", shift, 1, min(subject.images.shape[2:]) - 1)
     subject.check_network(AbstractCapsuleNetwork, "has no capsules; expected a capsule network")
     shifts = range(-shift, shift + 1)
+    translation = subject.changes["translation"]
     before = _layers(subject, subject.batches)
     places = {name: layer.activations.argmax(2) for name, layer in before.items()}
     moved: dict[str, list[_Moved]] = {name: [] for name in before}
     for pixels in shifts:
-        change = subject.changes["translation"]
-        layers = _layers(subject, subject.changed(change, float(pixels))) if pixels else before
+        layers = before
+        if pixels:
+            batches = subject.changed(translation, float(pixels))
+            layers = _layers(subject, batches)
         for name, layer in layers.items():
             moved[name].append(_moved(layer, places[name]))
     numbers: dict[str, float] = {}
     rows = []
     for name, layer in before.items():
-        peaks = layer.activations.amax(2)
         types, positions = layer.activations.shape[1:]
-        active = (peaks >= _ACTIVE * peaks.amax(0)) & (peaks > 0)
+        active = _active(layer)
         if positions == 1:
             active = torch.nn.functional.one_hot(subject.labels, types).bool()
-        measured = _numbers(moved[name], active, torch.tensor(shifts).to(peaks))
+        measured = _numbers(moved[name], active, torch.tensor(shifts).to(layer.activations))
         if positions == 1:
             del measured["place_slope"]
         numbers |= prefixed(name, measured)
@@ -88,13 +90,20 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
     return Answer(numbers, rows, partial(_figures, subject, rows, shift, first))
 
 
+def _active(layer: _Layer) -> Bool[Tensor, "image type"]:
+    """Return the images in which a type is active: half of its maximum or more."""
+    peaks = layer.activations.amax(2)
+    least = _ACTIVE * peaks.amax(0)
+    return (peaks >= least) & (peaks > 0)
+
+
 def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
     """Return every layer with capsules on a grid, and the classes, by name, from the image upwards."""
     names = [*subject.network.capsule_layers()]
     below = dict(pairwise(reversed(names)))
     parts_of_layer: dict[str, list[_Layer]] = {}
     for batch in batches:  # one trace at a time: couplings are large
-        traces = trace(subject.network, batch.images)[1]
+        _, traces = trace(subject.network, batch.images)
         for name, layer in traces.items():
             if layer.child_grid is not None and name in below:
                 children = _on_grid(layer, layer.child_grid)
@@ -102,11 +111,12 @@ def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
         poses, activations, _ = layer.parents
         classes = _Layer(activations.unsqueeze(2), poses.unsqueeze(2), 1)
         parts_of_layer.setdefault(name, []).append(classes)
-    layers = {}
-    for name, parts in parts_of_layer.items():
-        all_activations, all_poses, widths = zip(*parts, strict=True)
-        layers[name] = _Layer(torch.cat(all_activations), torch.cat(all_poses), widths[0])
-    return layers
+    return {name: _joined(parts) for name, parts in parts_of_layer.items()}
+
+
+def _joined(parts: Sequence[_Layer]) -> _Layer:
+    activations, poses, widths = zip(*parts, strict=True)
+    return _Layer(torch.cat(activations), torch.cat(poses), widths[0])
 
 
 def _on_grid(layer: LayerTrace, grid: ChildGrid) -> _Layer:
@@ -116,19 +126,19 @@ def _on_grid(layer: LayerTrace, grid: ChildGrid) -> _Layer:
     activations = layer.children.activations
     if isinstance(layer.routing, DynamicRouting | UniformRouting):
         activations = layer.children.poses.norm(dim=2)
-    return _Layer(grid.at_positions(activations).flatten(2), poses.movedim(1, -1), grid.width)
+    activations = grid.at_positions(activations).flatten(2)  # [image type position]
+    return _Layer(activations, poses.movedim(1, -1), grid.width)
 
 
 def _moved(layer: _Layer, before: Int64[Tensor, "image type"]) -> _Moved:
     """Return the most active capsule of each type, and the activation of the one at the place of ``before``."""
     place = layer.activations.argmax(2)
-    index = place[:, :, None, None].expand(-1, -1, 1, layer.poses.shape[3])
-    return _Moved(
-        place=place,
-        column=(place % layer.width).to(layer.activations),
-        poses=layer.poses.gather(2, index).squeeze(2),
-        kept=layer.activations.gather(2, before.unsqueeze(2)).squeeze(2),
-    )
+    dim = layer.poses.shape[3]
+    index = place[:, :, None, None].expand(-1, -1, 1, dim)
+    poses = layer.poses.gather(2, index)
+    column = place % layer.width
+    kept = layer.activations.gather(2, before.unsqueeze(2))
+    return _Moved(place, column.to(kept), poses.squeeze(2), kept.squeeze(2))
 
 
 def _numbers(
@@ -138,16 +148,19 @@ def _numbers(
     every = _Moved(*map(torch.stack, zip(*moved, strict=True)))
     columns = every.column[:, active]  # [shift pair]
     centred = columns - columns.mean(0)
-    slope = (shifts[:, None] * centred).sum(0) / shifts.square().sum()
-    keeps = (every.kept > _KEPT * every.kept[middle])[:, active]
+    products = (shifts[:, None] * centred).sum(0)
+    slope = products / shifts.square().sum()
+    keeps = every.kept > _KEPT * every.kept[middle]
+    keeps = keeps[:, active]  # [shift pair]
     left = _count_until_false(keeps[:middle].flip(0))
     right = _count_until_false(keeps[middle + 1 :])
+    reached = (left + right).double()
     at_limit = (left == middle) | (right == middle)
     stays = every.place == every.place[middle]
     return {
         "place_slope": float(slope.mean()),
         "rate_share": _rate_share(every.poses, stays, active, shifts),
-        "domain": 1 + float((left + right).double().mean()),
+        "domain": 1 + float(reached.mean()),
         "at_limit": float(at_limit.double().mean()),
     }
 
@@ -161,15 +174,19 @@ def _rate_share(poses: Tensor, stays: Tensor, active: Tensor, shifts: Tensor) ->
     weights = (stays & active).to(poses.dtype)  # [shift image type]
     count = weights.sum(0).clamp_min(1)
     shift = shifts[:, None, None]
-    along = weights * (shift - (weights * shift).sum(0) / count)
+    mean_shift = (weights * shift).sum(0) / count
+    along = weights * (shift - mean_shift)
     of_poses = weights.unsqueeze(3)
     mean = (of_poses * poses).sum(0) / count.unsqueeze(2)
     centred = of_poses * (poses - mean)
     size = along.square().sum((0, 1)).clamp_min(1e-12)
     direction = torch.einsum("sit,sitd->td", along, centred) / size[:, None]
-    residual = (centred - along.unsqueeze(3) * direction).square().sum()
+    predicted = along.unsqueeze(3) * direction
+    residual = (centred - predicted).square().sum()
     total = centred.square().sum()
-    return float(1 - residual / total) if total > 0 else float("nan")
+    if total == 0:
+        return float("nan")
+    return float(1 - residual / total)
 
 
 def _figures(
@@ -182,11 +199,13 @@ def _figures(
         "rate_share": "rate: R² of the pose on the shift",
         "domain": f"domain: pixels, of {2 * shift + 1}",
     }
+    names = [str(row["layer"]) for row in rows]
     for axis, (key, label), colour in zip(axes[0], quantities.items(), COLOURS, strict=False):
         values = [row.get(key, float("nan")) for row in rows]
-        bars = axis.bar([str(row["layer"]) for row in rows], values, color=colour)
+        bars = axis.bar(names, values, color=colour)
         if key == "domain":
-            axis.bar_label(bars, [_limit(row) for row in rows], fontsize=7)
+            limits = [_limit(row) for row in rows]
+            axis.bar_label(bars, limits, fontsize=7)
             axis.margins(y=0.25)
         axis.set_ylabel(label, fontsize=8)
         axis.tick_params(axis="x", labelrotation=20, labelsize=8)
@@ -219,11 +238,14 @@ def _maps(subject: Subject, layer: _Layer) -> Figure:
     draw_image(axes[0, 0], subject.images[0], f"image of {name}")
     for axis, kind in zip(axes[0, 1:], shown, strict=True):
         grid = activations[kind].view(-1, layer.width).cpu()
-        axis.imshow(grid.numpy(), cmap="Greys", vmin=0, vmax=float(activations.max()), alpha=0.6)
-        rows, columns = (grid > _ACTIVE * grid.max()).nonzero(as_tuple=True)
-        down, right = arrows[kind].view(-1, layer.width, 2).cpu()[rows, columns].numpy().T
+        largest = float(activations.max())
+        axis.imshow(grid.numpy(), cmap="Greys", vmin=0, vmax=largest, alpha=0.6)
+        is_active = grid > _ACTIVE * grid.max()
+        row, column = is_active.nonzero(as_tuple=True)
+        on_grid = arrows[kind].view(-1, layer.width, 2).cpu()
+        down, right = on_grid[row, column].numpy().T
         axis.quiver(
-            columns.numpy(), rows.numpy(), right, down, color=COLOURS[0], angles="xy", width=0.02
+            column.numpy(), row.numpy(), right, down, color=COLOURS[0], angles="xy", width=0.02
         )
         axis.set(xticks=[], yticks=[])
         axis.set_title(f"type {kind}", fontsize=8)

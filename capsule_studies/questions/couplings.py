@@ -24,9 +24,8 @@ from capsule_studies.measures import couplings as measures
 from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, error_percent, question
 
-_ENTRIES = (
-    2**26
-)  # ours: 256 MiB of couplings; of larger layers, equally spaced children are measured
+# ours: 256 MiB of couplings; of larger layers, equally spaced children are measured
+_ENTRIES = 2**26
 _BINS = 50  # ours
 _NARROWEST = 1e-6  # ours: couplings in float32 within a smaller range are equal
 
@@ -51,10 +50,10 @@ def couplings(subject: Subject, *, iterations: int | None = None) -> Answer:
         for name, layer in subject.traces.items():
             numbers |= prefixed(name, of_layer(layer, subject))
             last_iterations.append(f"{name}/{len(layer.iterations)}")
-        numbers.pop(f"{name}/d_score")
+        *hidden_layers, last_layer = subject.traces
+        numbers.pop(f"{last_layer}/d_score")
         for name, norm in _gradient_norms(subject).items():
             numbers[f"{name}/gradient_norm"] = norm
-        hidden_layers = [*subject.traces][:-1]
         for key in ("t_score", "routing_std"):
             numbers[key] = _mean(numbers, last_iterations, key)
         for key in ("d_score", "dead_share"):
@@ -111,8 +110,10 @@ def _gradient_norms(subject: Subject) -> dict[str, float]:
             gradients = torch.autograd.grad(
                 loss, weights, retain_graph=True, allow_unused=True, materialize_grads=True
             )
-            squares = [float(gradient.double().square().sum()) for gradient in gradients]
-            norms[name] = math.sqrt(sum(squares))
+            squares = 0.0
+            for gradient in gradients:
+                squares += float(gradient.double().square().sum())
+            norms[name] = math.sqrt(squares)
     return norms
 
 
@@ -126,7 +127,8 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
     numbered = enumerate(zip(layer.iterations, couplings, strict=True), start=1)
     for number, (iteration, shares) in numbered:
         measured = _of_couplings(shares, activations, seen, subject)
-        measured["starved_share"] = measures.starved_share(layer.mass(number - 1))
+        mass = layer.mass(number - 1)
+        measured["starved_share"] = measures.starved_share(mass)
         measured |= measures.count_trees(shares, subject.labels)
         if routing.competing == "children":  # their couplings do not sum to one for a child
             measured |= dict.fromkeys(("entropy", "weighted_entropy", "t_score"), math.nan)
@@ -137,8 +139,10 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
             measured["logit_change"] = measures.logit_change(layer.votes(), iteration.poses)
         numbers |= prefixed(str(number), measured)
         before = shares
-    numbers["d_score"] = measures.d_score(layer.parents.activations)
-    numbers["dead_share"] = (layer.parents.activations.amax(0) < measures.DEAD).double().mean()
+    of_parents = layer.parents.activations
+    is_dead = of_parents.amax(0) < measures.DEAD
+    numbers["d_score"] = measures.d_score(of_parents)
+    numbers["dead_share"] = is_dead.double().mean()
     numbers["distance_from_orthogonal"] = math.nan
     weight = layer.transformations
     if weight is not None and weight.numel():
@@ -151,17 +155,22 @@ def _of_couplings(
 ) -> dict[str, Tensor | float]:
     """Return the measures of the couplings of one iteration."""
     labels, classes = subject.labels, subject.num_classes
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(labels), generator=generator)
     shuffled = labels[order.to(labels.device)]
-    std = couplings.std(0, correction=0)  # of connected pairs (Mitterreiter 2023)
+    std = couplings.std(0, correction=0)
+    if seen is not None:  # of connected pairs (Mitterreiter 2023)
+        std = std[seen]
+    entropy = measures.child_entropy(couplings, seen)
+    information = measures.class_information(couplings, labels, classes)
     chance = measures.class_information(couplings, shuffled, classes)
     return {
-        "entropy": measures.child_entropy(couplings, seen).nanmean(),
+        "entropy": entropy.nanmean(),
         "weighted_entropy": measures.weighted_entropy(couplings, activations, seen),
         "t_score": measures.t_score(couplings, seen),
         "static_share": measures.static_share(couplings, seen),
-        "routing_std": (std if seen is None else std[seen]).mean(),
-        "class_information": measures.class_information(couplings, labels, classes),
+        "routing_std": std.mean(),
+        "class_information": information,
         "class_information_of_shuffled_labels": chance,
     }
 
@@ -186,13 +195,15 @@ def _measured_children(layer: LayerTrace) -> tuple[Iterator[Tensor], Tensor, Ten
 def _of_windows(layer: LayerTrace, values: Tensor) -> Tensor:
     """Reshape ``(image position, place, …)`` so that each position's view of a child is a separate child."""
     assert layer.windows is not None
-    return values.unflatten(0, (-1, layer.windows.positions)).flatten(1, 2)
+    by_image = values.unflatten(0, (-1, layer.windows.positions))
+    return by_image.flatten(1, 2)
 
 
 def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:
     """Return the children that are measured; ``None`` for all, if their couplings fit the limit."""
     images, children = layer.children.activations.shape
-    room = max(_ENTRIES // (images * layer.parents.activations.shape[1]), 1)
+    parents = layer.parents.activations.shape[1]
+    room = max(_ENTRIES // (images * parents), 1)
     if children <= room:
         return None
     return torch.linspace(0, children - 1, room, device=layer.present.device).long()

@@ -79,7 +79,8 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0) -> Answer:
     }
     numbers: dict[str, float] = {}
     for name, mixture in sets.items():
-        output = subject.outputs(subject.with_images(mixture.images))
+        batches = subject.with_images(mixture.images)
+        output = subject.outputs(batches)
         numbers |= prefixed(name, _presence(output, mixture.labels))
         if name != "single" and has_decoder:
             numbers[f"{name}/one_part"] = _one_part(subject, output, mixture)
@@ -88,15 +89,14 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0) -> Answer:
         passes["by_image"] = _second_by_image
     for name, second_pass in passes.items():
         two = second_pass(subject, sets["two_classes"])
+        both = _same_sets(two, sets["two_classes"].labels)
         same = second_pass(subject, sets["same_class"])
+        twice = (same == sets["same_class"].labels).all(1)
         single = second_pass(subject, sets["single"])
-        solved = {
-            "two_classes": _same_sets(two, sets["two_classes"].labels),
-            "same_class": (same == sets["same_class"].labels).all(1),
-            "single": single[:, 1] >= 0,
-        }
-        for kind, images in solved.items():
-            numbers[f"again/{kind}_{name}"] = percent(images)
+        wrong = single[:, 1] >= 0
+        numbers[f"again/two_classes_{name}"] = percent(both)
+        numbers[f"again/same_class_{name}"] = percent(twice)
+        numbers[f"again/single_{name}"] = percent(wrong)
     return Answer(numbers)
 
 
@@ -104,7 +104,9 @@ def _same_sets(
     classes: Int64[Tensor, "image part"], others: Int64[Tensor, "image part"]
 ) -> Bool[Tensor, " image"]:
     """Return which images have the same classes, in any order."""
-    return (classes.sort(1)[0] == others.sort(1)[0]).all(1)
+    in_order = classes.sort(1).values
+    others_in_order = others.sort(1).values
+    return (in_order == others_in_order).all(1)
 
 
 def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class: bool) -> Mixtures:
@@ -115,28 +117,40 @@ def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class:
     generator = torch.Generator().manual_seed(seed)
     labels = subject.labels.cpu()
     chosen = []
-    for image, label in enumerate(labels.tolist()):
+    for image in range(len(labels)):
         members = [image]
         for _ in range(parts - 1):
-            used = labels[torch.tensor(members)]
-            fits = (labels == label) if same_class else ~torch.isin(labels, used)
-            fits[image] = False
-            others = fits.nonzero().squeeze(1)
+            others = _others(labels, members, same_class=same_class)
             pick = int(torch.randint(max(len(others), 1), (1,), generator=generator))
             members.append(int(others[pick]) if len(others) else image)
         chosen.append(members)
     index = torch.tensor(chosen)  # [image part]
     moves = torch.randint(-shift, shift + 1, (*index.shape, 2), generator=generator)
-    down, right = moves.flatten(0, 1).to(subject.images.device).unbind(1)
-    moved = transforms.shift(subject.images[index.flatten()], down, right, shift)
+    moves = moves.flatten(0, 1).to(subject.images.device)
+    down, right = moves.unbind(1)
+    unmoved = subject.images[index.flatten()]
+    moved = transforms.shift(unmoved, down, right, shift)
     pictures = moved.unflatten(0, index.shape)
-    return Mixtures(pictures.amax(1), pictures, subject.labels[index.to(subject.labels.device)])
+    labels_of_parts = subject.labels[index.to(subject.labels.device)]
+    return Mixtures(pictures.amax(1), pictures, labels_of_parts)
+
+
+def _others(
+    labels: Int64[Tensor, " image"], members: list[int], *, same_class: bool
+) -> Int64[Tensor, " other"]:
+    """Return the images that can join the members: of the first one's class, or of a class that none of them has."""
+    first = members[0]
+    used = labels[torch.tensor(members)]
+    fits = (labels == labels[first]) if same_class else ~torch.isin(labels, used)
+    fits[first] = False
+    return fits.nonzero().squeeze(1)
 
 
 def _presence(output: Any, labels: Int64[Tensor, "image part"]) -> dict[str, float]:
     activations = output.capsules.activations.gather(1, labels)
-    if (labels == labels[:, :1]).all():  # equal labels share one capsule
-        labels = labels[:, :1]
+    first_labels = labels[:, :1]
+    if (labels == first_labels).all():  # equal labels share one capsule
+        labels = first_labels
     best = output.ranking.topk(labels.shape[1]).indices
     return {
         "presence": float(activations.mean()),
@@ -152,26 +166,34 @@ def _decoded(subject: Subject, output: CapsuleOutput, classes: Int64[Tensor, " i
 
 
 def _one_part(subject: Subject, output: CapsuleOutput, mixture: Mixtures) -> float:
-    decoded = _decoded(subject, output, mixture.labels[:, 0]).unsqueeze(1)  # [image 1 c h w]
-    blends = torch.stack([mixture.parts.mean(1), mixture.images], 1)
-    to_parts = (decoded - mixture.parts).square().sum((2, 3, 4)).amin(1)
-    to_blends = (decoded - blends).square().sum((2, 3, 4)).amin(1)
-    return percent(to_parts < to_blends)
+    decoded = _decoded(subject, output, mixture.labels[:, 0])
+    decoded = decoded.unsqueeze(1)  # [image 1 c h w]
+
+    def to_nearest(pictures: Tensor) -> Float[Tensor, " image"]:
+        distances = (decoded - pictures).square().sum((2, 3, 4))
+        return distances.amin(1)
+
+    mean = mixture.parts.mean(1)
+    blends = torch.stack([mean, mixture.images], 1)
+    return percent(to_nearest(mixture.parts) < to_nearest(blends))
 
 
 def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
     """Return the highest class, and the highest class after subtracting its reconstruction; -1 for none."""
     output = subject.outputs(subject.with_images(mixture.images))
     first = output.ranking.argmax(1)
-    remainder = (mixture.images - _decoded(subject, output, first)).clamp_min(0)
-    second = _highest_present(subject.outputs(subject.with_images(remainder)))
+    decoded = _decoded(subject, output, first)
+    remainder = (mixture.images - decoded).clamp_min(0)
+    batches = subject.with_images(remainder)
+    second = _highest_present(subject.outputs(batches))
     return torch.stack([first, second], 1)
 
 
 def _highest_present(output: Any) -> Int64[Tensor, " image"]:
     """Return the class that ranks highest if it is present, otherwise -1."""
     best: Tensor = output.ranking.argmax(1)
-    return torch.where(of_label(output.capsules.activations, best) > _PRESENT, best, -1)
+    activations = of_label(output.capsules.activations, best)
+    return torch.where(activations > _PRESENT, best, -1)
 
 
 def _second_by_routing(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:

@@ -95,7 +95,8 @@ def decoder(
     size = poses.square().mean(0).sqrt()
     size = size.where(size > 0, 1.0)  # not centred: the decoder masks other classes with 0
     fitted_on = fitted_on._replace(poses=fitted_on.poses / size)
-    decoding = _Decoding(_fit(fitted_on, hidden, epochs, learning_rate, seed))
+    fitted = _fit(fitted_on, hidden, epochs, learning_rate, seed)
+    decoding = _Decoding(fitted)
     capsules = output.capsules._replace(poses=output.capsules.poses / size)
     output = output._replace(capsules=capsules)
     tweaked = _tweaked(subject, decoding, output, poses / size, fitted_on.labels)
@@ -129,13 +130,19 @@ def _errors(
         decoded = decoding.reconstruct(output, subject.labels)
     by_class = _of_classes(fitted_on.images, fitted_on.labels, subject.num_classes, 1)
     means = torch.stack([pictures.mean(0) for pictures in by_class])
-    error = float((decoded - held_out).square().mean())
-    of_means = float((means[subject.labels] - held_out).square().mean())
+    error = _squared_error(decoded, held_out)
+    of_means = _squared_error(means[subject.labels], held_out)
     return {
         "squared_error": error,
         "class_mean_squared_error": of_means,
         "explained": 1 - error / of_means if of_means else float("nan"),
     }
+
+
+def _squared_error(pictures: Tensor, images: Tensor) -> float:
+    """Return the mean over images and pixels."""
+    differences = pictures - images
+    return float(differences.square().mean())
 
 
 def _tweaked(
@@ -193,8 +200,10 @@ def _fit(
 
 def _change(pictures: Float[Tensor, "dim offset channel height width"]) -> Float[Tensor, " dim"]:
     """Return the mean squared change of a pixel by the smallest and the largest offset."""
-    middle = pictures[:, pictures.shape[1] // 2].unsqueeze(1)
-    return (pictures[:, [0, -1]] - middle).square().flatten(1).mean(1)
+    _, offsets, *_ = pictures.shape
+    middle = pictures[:, offsets // 2].unsqueeze(1)
+    changes = pictures[:, [0, -1]] - middle
+    return changes.square().flatten(1).mean(1)
 
 
 def _figures(

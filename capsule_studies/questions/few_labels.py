@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from functools import partial
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -18,6 +20,7 @@ from capsule_lab.types import Batch
 from capsule_studies.images import joined_images, joined_labels, percent
 from capsule_studies.measures.factor_analysers import (
     FactorAnalysers,
+    Fit,
     fit_factor_analysers,
     posterior,
 )
@@ -73,43 +76,80 @@ def few_labels(
         neighbours, probe: whether ``nearest`` and ``probe`` are computed.
         seed: seed of the draws.
     """
-    check_choice("features", features, get_args(Features))
-    check_number("training_images", training_images, 1)
     check_number("draws", draws, 1)
     check_number("labels", labels, 1)
-    training = subject.training(training_images)
-    known = joined_labels(training).cpu()
-    truth = subject.labels.cpu()
-    fitted, held_out = _standardised(*_features(subject, features, training, principal))
-    training_pixels, pixels = _pixels(training), _pixels(subject.batches)
-    errors: dict[str, list[float]] = {}
-    likelihoods = []
-    for draw in range(draws):
-        own_seed = seed * draws + draw
-        fit = fit_factor_analysers(
-            fitted, components, factors, restarts=restarts, steps=steps, seed=own_seed
-        )
-        likelihoods.append(fit.log_likelihoods[-1])
-        order = torch.randperm(len(known), generator=torch.Generator().manual_seed(own_seed))
-        named = _named_by_way(fitted, known, order, labels, fit.mixture, subject.num_classes)
-        shares = _log_joint(held_out, fit.mixture).softmax(1)
-        predicted = {}
-        for way, classes_of_components in named.items():
-            predicted[way] = _strongest(shares, classes_of_components, subject.num_classes)
-        if neighbours:
-            drawn = order[:labels]
-            predicted["nearest"] = known[drawn][_nearest(pixels, training_pixels[drawn])]
-        for way, classes in predicted.items():
-            errors.setdefault(way, []).append(percent(classes != truth))
+    sets = _sets(subject, features, training_images, principal)
+    seeds = range(seed * draws, (seed + 1) * draws)
+    fit = partial(
+        fit_factor_analysers, sets.fitted, components, factors, restarts=restarts, steps=steps
+    )
+    fits = {own_seed: fit(seed=own_seed) for own_seed in seeds}
+    likelihoods = [fitted.log_likelihoods[-1] for fitted in fits.values()]
     numbers = {
         "log_likelihood": statistics.fmean(likelihoods),
-        "dimensions": float(fitted.shape[1]),
-        **_means(errors),
+        "dimensions": float(sets.fitted.shape[1]),
+        **_means(_errors(sets, fits, labels, neighbours=neighbours)),
     }
     if probe:
-        predicted_by_probe = _regression(fitted, known, held_out)
-        numbers["probe/error"] = percent(predicted_by_probe != truth)
+        numbers["probe/error"] = percent(_regression(sets) != sets.truth)
     return Answer(numbers)
+
+
+class _Sets(NamedTuple):
+    """Features, pixels and labels of training images and of held-out images, and the number of classes."""
+
+    fitted: Float[Tensor, "fitted dim"]  # features
+    training_pixels: Float[Tensor, "fitted pixel"]
+    known: Int64[Tensor, " fitted"]
+    held_out: Float[Tensor, "image dim"]  # features
+    pixels: Float[Tensor, "image pixel"]
+    truth: Int64[Tensor, " image"]
+    classes: int
+
+
+def _sets(subject: Subject, features: Features, training_images: int, principal: int) -> _Sets:
+    check_choice("features", features, get_args(Features))
+    check_number("training_images", training_images, 1)
+    training = subject.training(training_images)
+    fitted, held_out = _standardised(*_features(subject, features, training, principal))
+    return _Sets(
+        fitted=fitted,
+        training_pixels=_pixels(training),
+        known=joined_labels(training).cpu(),
+        held_out=held_out,
+        pixels=_pixels(subject.batches),
+        truth=subject.labels.cpu(),
+        classes=subject.num_classes,
+    )
+
+
+def _errors(
+    sets: _Sets, fits: Mapping[int, Fit], labels: int, *, neighbours: bool
+) -> Mapping[str, list[float]]:
+    """Return the errors in percent of each way, one for each draw; ``fits`` are by the seed of their draw."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for seed, fit in fits.items():
+        predicted = _predicted(sets, fit.mixture, labels, seed, neighbours=neighbours)
+        for way, classes in predicted.items():
+            errors[way].append(percent(classes != sets.truth))
+    return errors
+
+
+def _predicted(
+    sets: _Sets, mixture: FactorAnalysers, labels: int, seed: int, *, neighbours: bool
+) -> dict[str, Int64[Tensor, " image"]]:
+    """Return the classes of held-out images by each way, with one draw of labels."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(sets.known), generator=generator)
+    shares = _log_joint(sets.held_out, mixture).softmax(1)
+    predicted = {}
+    for way, named in _named_by_way(sets, mixture, order, labels).items():
+        predicted[way] = _strongest(shares, named, sets.classes)
+    if neighbours:
+        drawn = order[:labels]
+        nearest = _nearest(sets.pixels, sets.training_pixels[drawn])
+        predicted["nearest"] = sets.known[drawn[nearest]]
+    return predicted
 
 
 def _means(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -122,9 +162,12 @@ def _means(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return numbers
 
 
-def _regression(fitted: Tensor, known: Tensor, held_out: Tensor) -> Int64[Tensor, " image"]:
-    regression = LogisticRegression(max_iter=200).fit(fitted.cpu().numpy(), known.numpy())
-    return torch.from_numpy(regression.predict(held_out.cpu().numpy()))
+def _regression(sets: _Sets) -> Int64[Tensor, " image"]:
+    """Return the classes of held-out images by a logistic regression on all labels."""
+    regression = LogisticRegression(max_iter=200)
+    regression.fit(sets.fitted.cpu().numpy(), sets.known.numpy())
+    predicted = regression.predict(sets.held_out.cpu().numpy())
+    return torch.from_numpy(predicted)
 
 
 def _strongest(
@@ -154,7 +197,8 @@ def _features(
         pca = PCA(min(principal, *pixels.shape), random_state=0).fit(pixels)
 
         def components(batches: Sequence[Batch]) -> Float[Tensor, "image dim"]:
-            return torch.from_numpy(pca.transform(_pixels(batches).numpy())).to(subject.images)
+            projected = pca.transform(_pixels(batches).numpy())
+            return torch.from_numpy(projected).to(subject.images)
 
         return components(training), components(subject.batches)
     network = subject.network
@@ -196,8 +240,11 @@ def _standardised(
     kept: Bool[Tensor, " dim"] = deviation.square() >= _LEAST_VARIANCE
     if not kept.any():
         raise ValueError("no feature varies over the training images; expected a trained network")
-    deviation, mean = deviation[kept], mean[kept]
-    return (fitted[:, kept] - mean) / deviation, (held_out[:, kept] - mean) / deviation
+
+    def standardised(features: Tensor) -> Tensor:
+        return (features[:, kept] - mean[kept]) / deviation[kept]
+
+    return standardised(fitted), standardised(held_out)
 
 
 def _log_joint(
@@ -208,37 +255,32 @@ def _log_joint(
 
 
 def _named_by_way(
-    fitted: Tensor,
-    known: Tensor,
-    order: Tensor,
-    labels: int,
-    mixture: FactorAnalysers,
-    classes: int,
+    sets: _Sets, mixture: FactorAnalysers, order: Int64[Tensor, " fitted"], labels: int
 ) -> dict[str, Int64[Tensor, " component"]]:
     """Return the class of each component in each way of ``few_labels``, with the first images in ``order``."""
-    log_joint = _log_joint(fitted, mixture)
+    known = sets.known
+    log_joint = _log_joint(sets.fitted, mixture)
     drawn = {"drawn": order[:labels]}
-    by_class = [order[known[order] == label] for label in range(classes)]
+    by_class = [order[known[order] == label] for label in range(sets.classes)]
     for count in _STRATIFIED:
         first = [images[:count] for images in by_class]
         drawn[f"drawn_{count}_per_class"] = torch.cat(first)
     named = {"asked": known[log_joint.argmax(0)]}
     for way, chosen in drawn.items():
-        named[way] = _named(log_joint, known, chosen, mixture, classes)
+        shares = log_joint[chosen].softmax(1)
+        named[way] = _named(shares, known[chosen], mixture, sets.classes)
     return named
 
 
 def _named(
-    log_joint: Float[Tensor, "point component"],
-    known: Tensor,
-    chosen: Tensor,
+    shares: Float[Tensor, "labelled component"],
+    labels: Int64[Tensor, " labelled"],
     mixture: FactorAnalysers,
     classes: int,
 ) -> Int64[Tensor, " component"]:
     """Return the class of each component: the class of the labelled images for which it is responsible."""
-    shares = log_joint[chosen].softmax(1)
     components = shares.shape[1]
-    votes = torch.zeros(classes, components).index_add(0, known[chosen], shares)
+    votes = torch.zeros(classes, components).index_add(0, labels, shares)
     named = votes.argmax(0)
     is_responsible = torch.zeros(components, dtype=torch.bool)
     is_responsible[shares.argmax(1)] = True

@@ -70,9 +70,11 @@ def _shifted(subject: Subject, shift: int) -> _Copies:
 
     copies = []
     for pixels in (-shift, shift):
-        copies.append((_copy(subject, right, pixels), torch.tensor([float(pixels), 0.0])))
+        change = torch.tensor([float(pixels), 0.0])
+        copies.append((_copy(subject, right, pixels), change))
     for pixels in (-shift, shift):
-        copies.append((_copy(subject, down, pixels), torch.tensor([0.0, float(pixels)])))
+        change = torch.tensor([0.0, float(pixels)])
+        copies.append((_copy(subject, down, pixels), change))
     return copies
 
 
@@ -84,7 +86,8 @@ def _turned(subject: Subject, degrees: int) -> _Copies:
         cos = math.cos(math.radians(angle))
         sin = down * math.sin(math.radians(angle))
         change = torch.tensor([[cos, sin, 0.0], [-sin, cos, 0.0], [0.0, 0.0, 1.0]])
-        copies.append((_copy(subject, subject.changes["rotation"], angle), change))
+        turned = _copy(subject, subject.changes["rotation"], angle)
+        copies.append((turned, change))
     return copies
 
 
@@ -102,11 +105,13 @@ def _measured(subject: Subject, network: AbstractPairNetwork, copies: _Copies) -
         changes = change.to(images).expand(len(images), *change.shape)
         output = network(subject.images, changes)
         pair_metrics.update_pair_metrics(metrics, network, subject.images, changes, images, output)
-        squared += float((output.images - images).square().sum())
+        differences = output.images - images
+        squared += float(differences.square().sum())
         pairs += len(images)
     measured = {"reconstruction": squared / pairs}
     for metric in metrics.values():
-        measured |= {name: float(value) for name, value in metric.compute().items()}
+        for name, value in metric.compute().items():
+            measured[name] = float(value)
     return measured
 
 
@@ -124,13 +129,15 @@ def _figures(subject: Subject, network: AbstractPairNetwork) -> Mapping[str, Fig
         return figures
     right = subject.changes["translation"]
     shifts = range(-2 * _SCATTERED + 1, 2 * _SCATTERED)
-    x_after_shift, mean_presences = {}, []
+    scattered = {}
+    mean_presences = []
     for shift in shifts:
         moved_poses, moved_presences = network.recognise(_copy(subject, right, shift))
-        x_after_shift[shift] = moved_poses[:, :, 0].cpu()
+        if abs(shift) == _SCATTERED:
+            scattered[shift] = moved_poses[:, :, 0].cpu()
         mean_presences.append(moved_presences.mean(0).cpu())
-    scattered = {shift: x_after_shift[shift] for shift in (-_SCATTERED, _SCATTERED)}
-    figures["scatter"] = shift_scatter(poses[:, :, 0].cpu(), scattered, presences.cpu(), capsules)
+    x = poses[:, :, 0].cpu()
+    figures["scatter"] = shift_scatter(x, scattered, presences.cpu(), capsules)
     figures["presence"] = presence_curve(shifts, torch.stack(mean_presences), capsules)
     first = subject.images[:_SHOWN]
     changes = torch.tensor([float(_SCATTERED), 0.0]).to(first).expand(len(first), 2)
@@ -180,8 +187,8 @@ def generative_fields(
     """Draw the outgoing weights of the first generation units of capsules without windows; grey is 0."""
     weights = network.drawing.weight[capsules, :_FIELDS].detach()
     weights = weights.unflatten(2, network.image_shape)  # [k g c h w]
-    largest = weights.abs().amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12)
-    pictures = 0.5 + weights / largest / 2
+    largest = weights.abs().amax((1, 2, 3, 4), keepdim=True)
+    pictures = 0.5 + weights / largest.clamp_min(1e-12) / 2
     columns = []
     for unit, pictures_of_unit in enumerate(pictures.unbind(1)):
         columns.append(Column(str(unit), [*pictures_of_unit]))

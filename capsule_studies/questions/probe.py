@@ -79,9 +79,11 @@ def probe(subject: Subject, *, training_images: int = 4000) -> Answer:
     _check_toys(fitted, judged)
     familiar = fitted.of(np.isin(fitted.azimuth, FAMILIAR))
     novel = judged.of(~np.isin(judged.azimuth, FAMILIAR))
-    has_novel = len(novel.labels) > 0 and min(_counts(familiar, novel).values()) >= _FEWEST
+    counts = _counts(familiar, novel)
+    has_novel = len(counts) > 0 and min(counts.values()) >= _FEWEST
     numbers: dict[str, float] = {}
-    for name, inputs in {"linear": "features", "network": "features", "pixels": "pixels"}.items():
+    for name in ("linear", "network", "pixels"):
+        inputs = "pixels" if name == "pixels" else "features"
         network = name == "network"
         numbers |= prefixed(name, _judge(fitted, judged, inputs, network=network))
         if has_novel:
@@ -93,8 +95,9 @@ def probe(subject: Subject, *, training_images: int = 4000) -> Answer:
 
 def _check_toys(fitted: _Views, judged: _Views) -> None:
     """Raise a ``ValueError`` if sets share a toy, or if there are too few training images of a class."""
-    toys_of_training = {*zip(fitted.labels, fitted.instance, strict=True)}
-    shared = toys_of_training & {*zip(judged.labels, judged.instance, strict=True)}
+    toys_of_training = set(zip(fitted.labels, fitted.instance, strict=True))
+    held_out_toys = set(zip(judged.labels, judged.instance, strict=True))
+    shared = toys_of_training & held_out_toys
     if shared:
         label, instance = min(shared)
         raise ValueError(
@@ -111,21 +114,27 @@ def _check_toys(fitted: _Views, judged: _Views) -> None:
 
 def _counts(fitted: _Views, judged: _Views) -> dict[int, int]:
     """Return the number of fitted images of each class that is judged."""
-    labels = np.unique(judged.labels).tolist()
-    return {label: int((fitted.labels == label).sum()) for label in labels}
+    counts = {}
+    for label in np.unique(judged.labels).tolist():
+        of_class = fitted.labels == label
+        counts[label] = int(of_class.sum())
+    return counts
 
 
 def _views(subject: Subject, batches: Sequence[Batch]) -> _Views:
     factors = torch.cat([batch.factors for batch in batches if batch.factors is not None])
-    columns = dict(zip(subject.factors, factors.cpu().numpy().astype(int).T, strict=True))
+    factors_by_column = factors.cpu().numpy().astype(int).T
+    columns = dict(zip(subject.factors, factors_by_column, strict=True))
     angle = np.deg2rad(_DEGREES * columns["azimuth"])
     lamps = np.eye(_LAMPS)[columns["lighting"]]
     output = subject.outputs(batches[:1])
     has_poses = output.capsules is not None and output.capsules.poses.shape[2]
-    features = (label_poses if has_poses else last_features)(subject, batches)
+    features_of = label_poses if has_poses else last_features
+    features = features_of(subject, batches)
+    pixels = joined_images(batches).flatten(1)
     return _Views(
         features=features.double().cpu().numpy(),
-        pixels=joined_images(batches).flatten(1).double().cpu().numpy(),
+        pixels=pixels.double().cpu().numpy(),
         labels=joined_labels(batches).cpu().numpy(),
         instance=columns["instance"],
         azimuth=columns["azimuth"],
@@ -145,8 +154,9 @@ def _judge(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> dic
         reduced = components.fit_transform(features)
         targets = scale.transform(training.targets)
         model = _fit(reduced, targets, training.instance, network=network)
-        predicted = model.predict(components.transform(getattr(held_out, inputs)))
-        for key, value in _of_class(scale.inverse_transform(predicted), held_out).items():
+        held_out_features = components.transform(getattr(held_out, inputs))
+        predicted = scale.inverse_transform(model.predict(held_out_features))
+        for key, value in _of_class(predicted, held_out).items():
             scores[key].append(value)
     return {key: _mean(np.array(values)) for key, values in scores.items()}
 
@@ -175,18 +185,16 @@ def _mean(values: Array) -> float:
 
 
 def _of_class(predicted: Array, judged: _Views) -> dict[str, float]:
+    """Return R² and angles of one class."""
+    deviations = judged.targets - judged.targets.mean(0)
     residual = ((predicted - judged.targets) ** 2).sum(0)
-    total = ((judged.targets - judged.targets.mean(0)) ** 2).sum(0)
+    total = (deviations**2).sum(0)
     varies = total > 0
-    share = np.where(varies, 1 - residual / np.where(varies, total, 1), np.nan)
+    unexplained = residual / np.where(varies, total, 1)
+    share = np.where(varies, 1 - unexplained, np.nan)
     angle = np.arctan2(predicted[:, 0], predicted[:, 1])
     error = angle - np.deg2rad(_DEGREES * judged.azimuth)
-    aligned = np.full_like(error, np.nan)
-    for toy in np.unique(judged.instance):
-        of_toy = np.flatnonzero(judged.instance == toy)
-        if len(of_toy) > 1:  # rotate each view by the mean error of the others
-            directions = np.exp(1j * error[of_toy])
-            aligned[of_toy] = error[of_toy] - np.angle(directions.sum() - directions)
+    aligned = _aligned(error, judged.instance)
     return {
         "azimuth_r2": _mean(share[:2]),
         "elevation_r2": float(share[2]),
@@ -196,9 +204,22 @@ def _of_class(predicted: Array, judged: _Views) -> dict[str, float]:
     }
 
 
+def _aligned(error: Array, toys: Array) -> Array:
+    """Return errors after rotating each view by the mean error of the toy's other views; NaN if there are none."""
+    aligned = np.full_like(error, np.nan)
+    for toy in np.unique(toys):
+        of_toy = np.flatnonzero(toys == toy)
+        if len(of_toy) > 1:
+            directions = np.exp(1j * error[of_toy])
+            others = directions.sum() - directions
+            aligned[of_toy] = error[of_toy] - np.angle(others)
+    return aligned
+
+
 def _median_angle(error: Array) -> float:
     known = error[np.isfinite(error)]
     if not len(known):
         return float("nan")
     within_half_turn = np.angle(np.exp(1j * known))
-    return float(np.median(np.abs(np.rad2deg(within_half_turn))))
+    degrees = np.abs(np.rad2deg(within_half_turn))
+    return float(np.median(degrees))

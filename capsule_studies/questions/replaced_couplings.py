@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor, nn
 
 from capsule_lab.analysis.equal_couplings import EqualCouplings
@@ -54,10 +54,11 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
     images = subject.training(training)
     original = copy.deepcopy(subject.network)  # statistics of the subject's network change
     means = _means(original, images)
+    of_next_parent = [mean.roll(1, 1) for mean in means]
     replacements: dict[str, Replacement] = {
         "own": lambda *_: ["own"] * len(means),
-        "mean": lambda _, labels: [_repeated(mean, len(labels)) for mean in means],
-        "exchanged": lambda _, labels: [_repeated(mean.roll(1, 1), len(labels)) for mean in means],
+        "mean": lambda _, labels: _repeated(means, len(labels)),
+        "exchanged": lambda _, labels: _repeated(of_next_parent, len(labels)),
         "same_class": partial(_of_others, same=True),
         "other_class": partial(_of_others, same=False),
         "equal": lambda *_: ["equal"] * len(means),
@@ -68,7 +69,9 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
 
         def ranking(batch: Batch, replacement: Replacement = replacement) -> Tensor:
             _, own = _forward(original, batch.images)
-            return _forward(subject.network, batch.images, replacement(own, batch.labels))[0]
+            sources = replacement(own, batch.labels)
+            ranking, _ = _forward(subject.network, batch.images, sources)
+            return ranking
 
         numbers[f"{name}/error"] = _error(subject.batches, ranking)
         if norms:
@@ -77,7 +80,8 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
                     ranking(batch)
                 finish()
                 numbers[f"{name}/error_reestimated"] = _error(subject.batches, ranking)
-    for ending in ("", "_reestimated") if norms else ("",):
+    endings = ["", "_reestimated"] if norms else [""]
+    for ending in endings:
         equal = numbers[f"equal/error{ending}"]
         gain = equal - numbers[f"own/error{ending}"]
         gain_by_mean = equal - numbers[f"mean/error{ending}"]
@@ -90,7 +94,8 @@ class _Replaced(EqualCouplings):
 
     def __init__(self, normaliser: Normaliser, source: Source, rows: int) -> None:
         super().__init__(normaliser)
-        self.source, self.last = source, torch.empty(0)
+        self.source = source
+        self.last = torch.empty(0)
         self.rows_per_image = rows  # so that `kernels.run_routing.route` does not split the batch
 
     def __call__(self, log_couplings: Tensor) -> Tensor:
@@ -127,15 +132,18 @@ def _forward(
     def hook(
         source: Source, routing: AbstractRouting, inputs: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        rows = len(inputs[0] if isinstance(inputs[0], Tensor) else inputs[0].poses)
-        made[routing] = _Replaced(options.get("normalise") or Normaliser(), source, rows)
+        votes = inputs[0]
+        rows = len(votes if isinstance(votes, Tensor) else votes.poses)
+        normaliser = options.get("normalise") or Normaliser()
+        made[routing] = _Replaced(normaliser, source, rows)
         return inputs, {**options, "normalise": made[routing]}
 
     routings = _routings(network)
     with ExitStack() as stack:
         for index, routing in enumerate(routings):
-            own: Any = partial(hook, sources[index] if sources else "own")
-            stack.callback(routing.register_forward_pre_hook(own, with_kwargs=True).remove)
+            source = sources[index] if sources else "own"
+            own: Any = partial(hook, source)
+            stack.enter_context(routing.register_forward_pre_hook(own, with_kwargs=True))
         ranking = network.forward(images).ranking
     return ranking, [made[routing].last for routing in routings]
 
@@ -152,8 +160,9 @@ def _means(network: Any, images: Sequence[Batch]) -> list[Couplings]:
     return [of_layer / total for of_layer in sums]
 
 
-def _repeated(mean: Float[Tensor, "position parent child"], images: int) -> Couplings:
-    return mean.repeat(images, 1, 1)
+def _repeated(means: Sequence[Couplings], images: int) -> list[Couplings]:
+    """Return the mean couplings ``(position, parent, child)`` of each routing, once for each image."""
+    return [mean.repeat(images, 1, 1) for mean in means]
 
 
 def _of_others(
@@ -161,12 +170,18 @@ def _of_others(
 ) -> Sequence[Couplings]:
     """Return the couplings of another image with the same label (its own if there is none), or with another label."""
     order = labels.argsort(stable=True)
-    sizes = labels.unique(return_counts=True)[1]
-    within_class = torch.cat([part.roll(1) for part in order.split(sizes.tolist())])
-    beyond_class = order.roll(int(sizes.max()))
-    others = within_class if same else beyond_class
+    _, sizes = labels.unique(return_counts=True)
+    if same:
+        of_classes = order.split(sizes.tolist())
+        others = torch.cat([images.roll(1) for images in of_classes])
+    else:
+        others = order.roll(int(sizes.max()))
     source = torch.empty_like(order).scatter(0, order, others)
-    return [couplings.unflatten(0, (len(labels), -1))[source].flatten(0, 1) for couplings in own]
+    replacements = []
+    for couplings in own:
+        by_image = couplings.unflatten(0, (len(labels), -1))
+        replacements.append(by_image[source].flatten(0, 1))
+    return replacements
 
 
 @contextmanager
@@ -207,9 +222,10 @@ def _distances(
     own_from_mean = 0.0
     for batch in batches:
         _, own = _forward(network, batch.images)
-        for couplings, mean in zip(own, means, strict=True):
-            own_from_mean += _total_variation(couplings, _repeated(mean, len(batch.labels)))
-    _, equal = _forward(network, batches[0].images[:1], ["equal"] * len(means))
+        repeated = _repeated(means, len(batch.labels))
+        own_from_mean += sum(map(_total_variation, own, repeated))
+    first_image = batches[0].images[:1]
+    _, equal = _forward(network, first_image, ["equal"] * len(means))
     mean_from_equal = sum(map(_total_variation, means, equal))
     return {
         "distance_of_own_from_mean": own_from_mean / count_images(batches) / children,
@@ -219,4 +235,5 @@ def _distances(
 
 def _total_variation(couplings: Couplings, others: Couplings) -> float:
     """Return half the absolute differences, summed over rows and children."""
-    return float((couplings - others).abs().sum()) / 2
+    differences = (couplings - others).abs()
+    return float(differences.sum()) / 2

@@ -66,29 +66,35 @@ def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5)
     changed, left_out = changes(subject, tiles, seed)
     clean = subject.outputs()
     confidence = _confidence(clean.logits)
-    numbers = {
-        "error": error_percent(clean, subject.labels),
-        "confidence": 100 * float(confidence.mean()),
-        **left_out,
-    }
-    kept = {"intact": 100 - numbers["error"]}
-    for name, (images, counted) in changed.items():
-        output = subject.outputs(subject.with_images(images))
-        unsure = -_confidence(output.logits)[counted]
-        right = (output.ranking.argmax(1) == subject.labels)[counted]
-        kept[name] = percent(right)
-        auc = float("nan")
-        if len(unsure):
-            auc = area_under_roc(-confidence[counted], unsure)
-        measured = {
-            "images": float(counted.sum()),
-            "kept": kept[name],
-            "confidence": -100 * float(unsure.mean()),
-            "auc": auc,
-            "distance": float(_distances(images, subject.images)[counted].mean()),
-        }
+    error = error_percent(clean, subject.labels)
+    numbers = {"error": error, "confidence": 100 * float(confidence.mean()), **left_out}
+    kept = {"intact": 100 - error}
+    for name, change in changed.items():
+        measured = _measured(subject, change, confidence)
+        kept[name] = measured["kept"]
         numbers |= prefixed(name, measured)
     return Answer(numbers, draw=partial(_figures, subject, changed, kept, shown))
+
+
+def _measured(
+    subject: Subject, change: Changed, confidence: Float[Tensor, " image"]
+) -> dict[str, float]:
+    """Return the measures of one change; ``confidence`` is that in the intact images."""
+    images, counted = change
+    output = subject.outputs(subject.with_images(images))
+    unsure = -_confidence(output.logits)[counted]
+    right = output.ranking.argmax(1) == subject.labels
+    distances = _distances(images, subject.images)
+    auc = float("nan")
+    if len(unsure):
+        auc = area_under_roc(-confidence[counted], unsure)
+    return {
+        "images": float(counted.sum()),
+        "kept": percent(right[counted]),
+        "confidence": -100 * float(unsure.mean()),
+        "auc": auc,
+        "distance": float(distances[counted].mean()),
+    }
 
 
 def changes(subject: Subject, tiles: int, seed: int) -> tuple[dict[str, Changed], dict[str, float]]:
@@ -97,10 +103,12 @@ def changes(subject: Subject, tiles: int, seed: int) -> tuple[dict[str, Changed]
     keys = torch.cat([batch.key for batch in subject.batches]).cpu()
     generators = []
     for key in keys.tolist():
-        generators.append(torch.Generator().manual_seed((key + _OF_SEED * seed) % 2**32))
+        seed_of_image = (key + _OF_SEED * seed) % 2**32
+        generators.append(torch.Generator().manual_seed(seed_of_image))
     every = torch.ones(len(images), dtype=torch.bool, device=images.device)
     order = _exchanges(_differences(images, tiles), generators)
-    differ = (order != torch.arange(tiles**2)).any(1).to(every.device)
+    is_moved = order != torch.arange(tiles**2)  # [image tile]
+    differ = is_moved.any(1).to(every.device)
     two = permuted_tiles(images, tiles, order)
     circles = torch.stack([_circle(tiles**2, generator) for generator in generators])
     everywhere = permuted_tiles(images, tiles, circles)
@@ -112,10 +120,11 @@ def changes(subject: Subject, tiles: int, seed: int) -> tuple[dict[str, Changed]
         "all_tiles": Changed(everywhere, every),
         "swapped_halves": Changed(torch.cat([lower, upper], 2), every),
     }
+    itself = torch.arange(len(images), device=images.device)
     for name, same in (("halves_of_class", True), ("halves_of_classes", False)):
         partner = _partners(labels, keys, generators, same_class=same).to(images.device)
-        has_partner = partner != torch.arange(len(partner), device=partner.device)
-        changed[name] = Changed(torch.cat([upper, lower[partner]], 2), has_partner)
+        joined = torch.cat([upper, lower[partner]], 2)
+        changed[name] = Changed(joined, partner != itself)
     changed["blur"] = Changed(blur, differ & reached)
     noise = _noise(images, _distances(everywhere, images), generators)
     changed["noise"] = Changed(images + noise, every)
@@ -136,7 +145,8 @@ def _noise(
     """Draw for each pixel a sign; all pixels of an image have the amount that gives the distance."""
     signs = []
     for generator in generators:
-        signs.append(2 * torch.randint(2, images.shape[1:], generator=generator) - 1)
+        bits = torch.randint(2, images.shape[1:], generator=generator)
+        signs.append(2 * bits - 1)
     amounts = distances / images[0].numel() ** 0.5
     return torch.stack(signs).to(images) * amounts.view(-1, 1, 1, 1)
 
@@ -145,8 +155,10 @@ def _differences(images: Tensor, tiles: int) -> Float[Tensor, "image tile tile"]
     """Return the squared distance after exchanging two tiles, over the image's squared deviations from its mean."""
     cut = _cut(images, tiles).flatten(2).double().cpu()
     pixels = images.flatten(1).double().cpu()
-    deviations = (pixels - pixels.mean(1, keepdim=True)).square().sum(1).clamp_min(1e-12)
-    return 2 * torch.cdist(cut, cut).square() / deviations.view(-1, 1, 1)
+    centred = pixels - pixels.mean(1, keepdim=True)
+    deviations = centred.square().sum(1).clamp_min(1e-12)
+    distances = 2 * torch.cdist(cut, cut).square()  # 2: both places change
+    return distances / deviations.view(-1, 1, 1)
 
 
 def _exchanges(
@@ -157,7 +169,8 @@ def _exchanges(
     for order, of_image, generator in zip(orders, differences, generators, strict=True):
         pairs = (of_image.triu(1) >= _LEAST).nonzero()
         if len(pairs):
-            pair = pairs[int(torch.randint(len(pairs), (1,), generator=generator))]
+            drawn = int(torch.randint(len(pairs), (1,), generator=generator))
+            pair = pairs[drawn]
             order[pair] = pair.flip(0)
     return orders
 
@@ -190,9 +203,11 @@ def _partners(
 
 def _cut(images: Images, tiles: int) -> Float[Tensor, "image tile channel rows columns"]:
     """Cut into ``tiles * tiles`` tiles, row by row; drop pixels at the right and the bottom that fill no whole tile."""
-    rows, columns = images.shape[2] // tiles, images.shape[3] // tiles
+    height, width = images.shape[2:]
+    rows, columns = height // tiles, width // tiles
     inner = images[:, :, : rows * tiles, : columns * tiles]
-    cut = inner.unflatten(2, (tiles, rows)).unflatten(4, (tiles, columns))  # [b c i rows j columns]
+    in_rows = inner.unflatten(2, (tiles, rows))
+    cut = in_rows.unflatten(4, (tiles, columns))  # [b c i rows j columns]
     return cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
 
 
@@ -203,8 +218,9 @@ def permuted_tiles(images: Images, tiles: int, order: Int64[Tensor, "image tile"
     """
     cut = _cut(images, tiles)
     rows, columns = cut.shape[3:]
-    index = order.to(images.device).view(*order.shape, 1, 1, 1).expand_as(cut)
-    moved = cut.gather(1, index).unflatten(1, (tiles, tiles))  # [b i j c rows columns]
+    index = order.to(images.device)[:, :, None, None, None]
+    moved = cut.gather(1, index.expand_as(cut))
+    moved = moved.unflatten(1, (tiles, tiles))  # [b i j c rows columns]
     together = moved.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
     permuted = images.clone()
     permuted[:, :, : rows * tiles, : columns * tiles] = together
@@ -219,12 +235,14 @@ def blurred_as_far(
     The mean over the narrowest square, of 3, 5, 7, ... pixels, that reaches the distance is mixed with the image. If no
     square reaches it, the image is blurred by the widest square, of about the image's width.
     """
-    blurry, reached = images, torch.zeros_like(distances, dtype=torch.bool)
+    blurry = images
+    reached = torch.zeros_like(distances, dtype=torch.bool)
     for width in range(3, max(images.shape[2:]) + 1, 2):
         step = blurred(images, width) - images
         possible = step.flatten(1).norm(dim=1)
-        share = (distances / possible.clamp_min(1e-9)).clamp_max(1)
-        mixed = images + share.view(-1, 1, 1, 1) * step
+        share = distances / possible.clamp_min(1e-9)
+        share = share.clamp_max(1).view(-1, 1, 1, 1)
+        mixed = images + share * step
         blurry = torch.where(reached.view(-1, 1, 1, 1), blurry, mixed)
         reached = reached | (possible >= distances)
     return blurry, reached
@@ -253,17 +271,25 @@ def _figures(
     if not images:
         return {}
     low, high = subject.images.min(), subject.images.max()
-    versions = [subject.images, *(change.images for change in changed.values())]
+    versions = [subject.images]
+    versions += [change.images for change in changed.values()]
     columns = []
     for image in images:
-        pictures = [((version[image] - low) / (high - low)).clamp(0, 1) for version in versions]
+        pictures = []
+        for version in versions:
+            grey = (version[image] - low) / (high - low)
+            pictures.append(grey.clamp(0, 1))
         name = name_of_class(subject.classes, int(subject.labels[image]))
         columns.append(Column(name, pictures))
-    shares = [f"{name.replace('_', ' ')}: {share:.0f} %" for name, share in kept.items()]
+    shares = []
+    for name, share in kept.items():
+        words = name.replace("_", " ")
+        shares.append(f"{words}: {share:.0f} %")
     title = (
         "images after each change; left: the share of all images still classified as their label"
     )
-    pairs, total = int(changed["two_tiles"].counted.sum()), len(subject.labels)
+    pairs = int(changed["two_tiles"].counted.sum())
+    total = len(subject.labels)
     note = (
         f"blur has the distance of two tiles, noise that of all tiles; {pairs} of {total} images have two tiles that "
         "differ enough and can be blurred as far"

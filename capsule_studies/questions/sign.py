@@ -21,18 +21,20 @@ def sign(subject: Subject) -> Answer:
     clean = subject.outputs()
     numbers = {"error": error_percent(clean, subject.labels)}
     images = subject.images
+    black, white = float(images.min()), float(images.max())
     changed = {
         "negated": -images,
-        "photographic_negative": float(images.max()) + float(images.min()) - images,
+        "photographic_negative": white + black - images,
     }
     predicted = clean.ranking.argmax(1)
     for name, negative in changed.items():
         output = subject.outputs(subject.with_images(negative))
         same = output.ranking.argmax(1) == predicted
+        changes = (output.scores - clean.scores).abs()
         measured = {
             "error": error_percent(output, subject.labels),
             "same_predictions": percent(same),
-            "mean_change_of_scores": float((output.scores - clean.scores).abs().mean()),
+            "mean_change_of_scores": float(changes.mean()),
         }
         numbers |= prefixed(name, measured)
     return Answer(numbers)

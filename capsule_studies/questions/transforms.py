@@ -23,6 +23,7 @@ from capsule_lab.analysis.plotting import panels
 from capsule_lab.errors import check_choice, check_number
 from capsule_studies.images import joined_images
 from capsule_studies.measures.features import (
+    LinearMap,
     group_law,
     linear_map,
     of_label,
@@ -121,7 +122,8 @@ def transforms(
     features = pose_features(subject)
     for kind in kinds:
         strengths = KINDS[kind]
-        show = functools.cache(partial(_Shown.of, subject, subject.changes[kind], features, pixels))
+        change = subject.changes[kind]
+        show = functools.cache(partial(_Shown.of, subject, change, features, pixels))
         shown = {strength: show(strength) for strength in strengths.curve}
         curves[kind] = []
         for strength, images in shown.items():
@@ -186,8 +188,9 @@ def _point(shown: _Shown, before: _Shown, strength: float, subject: Subject) -> 
 def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float]:
     every = [*shown.values()]
     angles = torch.stack([_angles(images.poses, shown[0].poses) for images in every])
-    sizes = torch.tensor([*shown]).abs().repeat_interleave(angles.shape[1])
-    rank = spearmanr(sizes, angles.flatten().cpu())
+    sizes = torch.tensor([*shown]).abs()
+    sizes_of_images = sizes.repeat_interleave(angles.shape[1])
+    rank = spearmanr(sizes_of_images, angles.flatten().cpu())
     presences = torch.stack([images.presences for images in every])
     return {
         "error": (every[0].error + every[-1].error) / 2,
@@ -202,8 +205,10 @@ def _presence_change(
 ) -> float:
     """Return the label's variance over strengths, divided by the sum of itself and the mean's variance over images."""
     presences = presences.double()
-    of_strengths = float(of_label(presences.var(0, correction=0), labels).mean())
-    of_images = float(presences.mean(0).var(0, correction=0)[labels].mean())
+    over_strengths = presences.var(0, correction=0)  # [image class]
+    over_images = presences.mean(0).var(0, correction=0)  # [class]
+    of_strengths = float(of_label(over_strengths, labels).mean())
+    of_images = float(over_images[labels].mean())
     total = of_strengths + of_images
     return of_strengths / total if total else float("nan")
 
@@ -218,7 +223,8 @@ def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
         strengths = changes.new_tensor(list(shown))
         size = strengths.square().sum() * changes.shape[1]
         slope = torch.einsum("s,sid->d", strengths, changes) / size
-        residual += float((changes - strengths[:, None, None] * slope).square().sum())
+        predicted = strengths[:, None, None] * slope
+        residual += float((changes - predicted).square().sum())
         total += float(changes.square().sum())
     return 1 - residual / total if total else float("nan")
 
@@ -230,9 +236,12 @@ def _maps(
     step = steps[0]
     explained, by_shift = _explained(labels, before.poses, step.poses, ridge)
     pixels_explained, _ = _explained(labels, before.pixels, step.pixels, ridge)
-    start = _centred(labels, before.poses)
-    one, two, back = (linear_map(start, _centred(labels, after.poses), ridge) for after in steps)
-    of_pixels = linear_map(_centred(labels, before.pixels), _centred(labels, step.pixels), ridge)
+
+    def centred_map(start: Tensor, end: Tensor) -> LinearMap:
+        return linear_map(_centred(labels, start), _centred(labels, end), ridge)
+
+    one, two, back = (centred_map(before.poses, after.poses) for after in steps)
+    of_pixels = centred_map(before.pixels, step.pixels)
     identity = torch.eye(len(one.matrix)).to(one.matrix)
     return {
         "explained": explained,
@@ -256,8 +265,10 @@ def _explained(labels: Tensor, before: Tensor, after: Tensor, ridge: float) -> t
     found = linear_map(before - means, after - means, ridge)
     change = (after - before).double()
     fitted, judged = change[0::2], change[1::2]
-    rest = (judged - fitted.mean(0)).square().sum() / judged.square().sum()
-    return 1 - found.error / found.identity_error, 1 - float(rest)
+    remaining = judged - fitted.mean(0)
+    rest = remaining.square().sum() / judged.square().sum()
+    explained = 1 - found.error / found.identity_error
+    return explained, 1 - float(rest)
 
 
 def _centred(labels: Tensor, poses: Tensor) -> Tensor:
@@ -270,8 +281,10 @@ def _class_means(labels: Tensor, poses: Tensor) -> Tensor:
     fitted = torch.arange(len(labels), device=labels.device) % 2 == 0  # as in linear_map
     for label in labels.unique():
         of_class = labels == label
-        fitted_of_class = of_class & fitted
-        means[of_class] = poses[fitted_of_class if fitted_of_class.any() else of_class].mean(0)
+        averaged = of_class & fitted
+        if not averaged.any():
+            averaged = of_class
+        means[of_class] = poses[averaged].mean(0)
     return means
 
 

@@ -61,39 +61,57 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
     weights, edges = _edges(layer, predicted)
     mass = weights.sum(1)
     in_tree = weights * edges
+    share = in_tree.sum(1) / mass
     heavy = _heaviest(in_tree, silenced * mass)
     numbers = {
-        "mass_in_tree": float((in_tree.sum(1) / mass).mean()),
-        "branches": float(edges.sum(1).double().mean()),
-        "silenced_children": float(heavy.sum(1).double().mean()),
+        "mass_in_tree": float(share.mean()),
+        "branches": _mean_count(edges),
+        "silenced_children": _mean_count(heavy),
     }
-    votes = of_label(layer.votes().transpose(1, 2), predicted)
-    lengths = layer.present * votes.norm(dim=2)  # [image child]
-    rank = lengths.argsort(dim=1, descending=True).argsort(dim=1)
     before = of_label(output.ranking.softmax(1), predicted)
     silenced_children = {
         "drop_of_tree": heavy,
-        "drop_of_votes": rank < heavy.sum(1, keepdim=True),
+        "drop_of_votes": _longest_votes(layer, predicted, heavy.sum(1, keepdim=True)),
         "drop_of_random": _random_of_same_activation(layer.present, heavy),
     }
     for quantity, children in silenced_children.items():
         with silent(subject, name, children):
-            after = of_label(subject.outputs().ranking.softmax(1), predicted)
-        numbers[quantity] = 100 * float((before - after).mean())
+            ranking = subject.outputs().ranking
+        drop = before - of_label(ranking.softmax(1), predicted)
+        numbers[quantity] = 100 * float(drop.mean())
     if layer.child_grid is not None:
         numbers |= _alike(in_tree, layer.child_grid, subject.labels)
         numbers["follows_shift"] = _follows_shift(subject, layer.child_grid, in_tree, predicted)
     return Answer(prefixed(name, numbers), draw=partial(_figures, subject, shown))
 
 
+def _mean_count(which: Bool[Tensor, "image child"]) -> float:
+    """Return the number of children, a mean over images."""
+    counts = which.sum(1).double()
+    return float(counts.mean())
+
+
 def _edges(
     layer: LayerTrace, parents: Int64[Tensor, " image"]
 ) -> tuple[Tensor, Bool[Tensor, "image child"]]:
     """Return each child's weight for the chosen parent of each image, and whether it is an edge of the tree."""
-    couplings, activations = layer.couplings(), layer.children.activations
-    weights = activations * of_label(couplings.transpose(1, 2), parents)
+    couplings = layer.couplings()
+    activations = layer.children.activations
+    of_parents = of_label(couplings.transpose(1, 2), parents)
     is_largest = couplings.argmax(2) == parents.unsqueeze(1)
-    return weights, is_largest & (activations > ACTIVE)
+    edges = is_largest & (activations > ACTIVE)
+    return activations * of_parents, edges
+
+
+def _longest_votes(
+    layer: LayerTrace, parents: Int64[Tensor, " image"], counts: Int64[Tensor, "image 1"]
+) -> Bool[Tensor, "image child"]:
+    """Select as many children as counted, with the longest votes for the chosen parent times activation."""
+    votes = of_label(layer.votes().transpose(1, 2), parents)
+    lengths = layer.present * votes.norm(dim=2)  # [image child]
+    order = lengths.argsort(dim=1, descending=True)
+    rank = order.argsort(dim=1)
+    return rank < counts
 
 
 def _heaviest(
@@ -101,7 +119,8 @@ def _heaviest(
 ) -> Bool[Tensor, "image child"]:
     """Select the heaviest children until their weights sum to ``target``, or all children with a weight above 0."""
     ordered, order = weights.sort(dim=1, descending=True)
-    chosen = (ordered.cumsum(1) - ordered < target.unsqueeze(1)) & (ordered > 0)
+    before = ordered.cumsum(1) - ordered
+    chosen = (before < target.unsqueeze(1)) & (ordered > 0)
     return torch.zeros_like(chosen).scatter(1, order, chosen)
 
 
@@ -109,12 +128,14 @@ def _random_of_same_activation(
     activations: Tensor, chosen: Bool[Tensor, "image child"]
 ) -> Bool[Tensor, "image child"]:
     """Select other children in random order until their total activation is that of the chosen ones."""
-    drawn = torch.rand(activations.shape, generator=torch.Generator().manual_seed(0))
-    order = drawn.to(activations.device).masked_fill(chosen, torch.inf).argsort(dim=1)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.rand(activations.shape, generator=generator).to(activations.device)
+    order = drawn.masked_fill(chosen, torch.inf).argsort(dim=1)
     others = activations.masked_fill(chosen, 0).gather(1, order)
     target = (activations * chosen).sum(1, keepdim=True)
-    selected = others.cumsum(1) - others < target
-    return torch.zeros_like(chosen).scatter(1, order, selected) & ~chosen
+    before = others.cumsum(1) - others
+    selected = torch.zeros_like(chosen).scatter(1, order, before < target)
+    return selected & ~chosen
 
 
 @contextmanager
@@ -124,7 +145,8 @@ def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]
     ``children`` is a mask, or the share of each child that is silenced, from 0 to 1. Every parent of the layer must see
     every child. Within the context, call the network on batches of the same sizes and order as the subject's.
     """
-    parts = iter(children.split([len(batch.labels) for batch in subject.batches]))
+    sizes = [len(batch.labels) for batch in subject.batches]
+    parts = iter(children.split(sizes))
     modules = subject.network.capsule_layers()[layer].modules()
     routing = next(module for module in modules if isinstance(module, AbstractRouting))
 
@@ -133,11 +155,15 @@ def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]
         of_poses = unsilenced.unsqueeze(2)
         votes, *activations = inputs
         if isinstance(votes, Votes):
-            plain = None if votes.plain_poses is None else votes.plain_poses * of_poses
+            plain = votes.plain_poses
+            if plain is not None:
+                plain = plain * of_poses
             votes = Votes(votes.poses * of_poses, votes.weight, plain)
         else:
             votes = votes * of_poses.unsqueeze(3)
-        return (votes, *(None if values is None else values * unsilenced for values in activations))
+        if activations and activations[0] is not None:
+            activations[0] = activations[0] * unsilenced
+        return votes, *activations
 
     with routing.register_forward_pre_hook(hook):
         yield
@@ -149,12 +175,11 @@ def _alike(
     by_type = grid.at_positions(weights).sum((2, 3))  # [image type]
     directions = torch.nn.functional.normalize(by_type, dim=1)
     cosines = directions @ directions.t()
-    same = labels.unsqueeze(1) == labels
-    other = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    return {
-        "alike_within": float(cosines[same & other].mean()),
-        "alike_between": float(cosines[~same].mean()),
-    }
+    same_class = labels.unsqueeze(1) == labels
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    within = cosines[same_class & ~itself]
+    between = cosines[~same_class]
+    return {"alike_within": float(within.mean()), "alike_between": float(between.mean())}
 
 
 def _follows_shift(
@@ -168,19 +193,22 @@ def _follows_shift(
     shifted_weights = []
     for batch, parents_of_batch in zip(batches, parents_of_batches, strict=True):
         _, layers = trace(subject.network, batch.images)
-        moved, edges = _edges([*layers.values()][-1], parents_of_batch)
+        last_layer = [*layers.values()][-1]
+        moved, edges = _edges(last_layer, parents_of_batch)
         shifted_weights.append(moved * edges)
     before = _centre(weights, grid)
     after = _centre(torch.cat(shifted_weights), grid)
-    _, step = receptive_centres(subject.network, subject.images[:1])[1]
-    return float((after - before).nanmean()) * step / _PIXELS
+    columns = float((after - before).nanmean())
+    _, (_, step) = receptive_centres(subject.network, subject.images[:1])
+    return columns * step / _PIXELS
 
 
 def _centre(weights: Float[Tensor, "image child"], grid: ChildGrid) -> Float[Tensor, " image"]:
     """Return the mean column of the mass; NaN for an image without mass."""
     columns = grid.at_positions(weights).sum((1, 2))  # [image width]
     place = torch.arange(grid.width, dtype=columns.dtype, device=columns.device)
-    return (columns * place).sum(1) / columns.sum(1)
+    moments = (columns * place).sum(1)
+    return moments / columns.sum(1)
 
 
 def _count_types(layer: LayerTrace) -> int:

@@ -72,19 +72,14 @@ def votes(
     numbers: dict[str, float] = {}
     distances = []
     for number, iteration in enumerate(layer.iterations, start=1):
-        distances.append(_distances(every, iteration, present))
-        measured = _of_iteration(every, distances[-1], iteration, present, subject.labels)
+        of_votes = _distances(every, iteration, present)
+        measured = _of_iteration(every, of_votes, iteration, present, subject.labels)
         numbers |= prefixed(f"{name}/{number}", measured)
-    moved = []
-    # votes for all parents are large
-    for batch in subject.changed(subject.changes["translation"], float(shift)):
-        _, layers = trace(subject.network, batch.images)
-        votes_of_batch = layers[name].votes()
-        moved.append(of_label(votes_of_batch.transpose(1, 2), batch.labels))
+        distances.append(of_votes)
     weights = layer.iterations[-1].couplings * present.unsqueeze(2)
     clouds = _Clouds(
         before=of_label(every.transpose(1, 2), subject.labels),
-        after=torch.cat(moved),
+        after=_moved_votes(subject, name, shift),
         weights=of_label(weights.transpose(1, 2), subject.labels),
     )
     together = [measures.common_displacement(*cloud) for cloud in zip(*clouds, strict=True)]
@@ -111,6 +106,17 @@ class _Drawing(NamedTuple):
     clouds: _Clouds
 
 
+def _moved_votes(subject: Subject, name: str, shift: int) -> Float[Tensor, "image child dim"]:
+    """Return the votes of a layer for each image's label, after moving the images to the right."""
+    votes = []
+    # one batch at a time: votes for all parents are large
+    for batch in subject.changed(subject.changes["translation"], float(shift)):
+        _, layers = trace(subject.network, batch.images)
+        votes_of_batch = layers[name].votes()
+        votes.append(of_label(votes_of_batch.transpose(1, 2), batch.labels))
+    return torch.cat(votes)
+
+
 def _distances(votes: Tensor, iteration: RoutingTrace, present: Tensor) -> Tensor:
     poses = iteration.poses
     # the pose may be a sum or a squashed sum in place of a mean of votes
@@ -129,12 +135,14 @@ def _of_iteration(
     weights = iteration.couplings * present.unsqueeze(2)
     agreement = torch.cosine_similarity(votes, iteration.poses.unsqueeze(1), dim=3)
     cosines = (weights * agreement).sum(1) / weights.sum(1)
+    cosine = of_label(cosines, labels)
+    known_rank = rank[of_labels.isfinite()].double()
     return {
         "mean_distance": float(of_labels.nanmean()),
         "tightness": float(ratio.nanmedian()),
-        "rank": float(rank[of_labels.isfinite()].double().mean()),
+        "rank": float(known_rank.mean()),
         "auc": measures.shuffled_auc(votes, iteration, present, labels),
-        "cosine": float(of_label(cosines, labels).nanmean()),
+        "cosine": float(cosine.nanmean()),
     }
 
 
@@ -148,11 +156,13 @@ def _figures(
     means = measures.mean_distances(distances, last.couplings, drawing.present)
     ratio, _ = measures.tightness(means, drawing.subject.labels)
     order = ratio.nan_to_num().argsort(descending=True).cpu()
-    images = order[torch.linspace(0, len(order) - 1, shown).long()].tolist()
+    ranks = torch.linspace(0, len(order) - 1, shown).long()
+    images = order[ranks].tolist()
     if longest is None:
         logits = layer.parents.logits
         predicted = means.argmin(1) if logits is None else logits.argmax(1)
-        longest = _longest(of_label(distances.transpose(1, 2), predicted).float())
+        of_predicted = of_label(distances.transpose(1, 2), predicted)
+        longest = _longest(of_predicted.float())
     edges = torch.linspace(0, longest, _BINS + 1)
     figures = {}
     for number, image in enumerate(images, start=1):
@@ -186,18 +196,14 @@ def _points(drawing: _Drawing, image: int, shift: int) -> Figure:
     right.sharey(left)
     _draw_image(picture, subject, image)
     titles = ("votes", f"votes after moving the image by {shift} pixels")
+    areas = _LARGEST_POINT * share / share.max()
     for axis, title, votes in zip((left, right), titles, (before, after), strict=True):
         at = (votes - mean) @ directions[:2].t()  # [child 2]
-        areas = _LARGEST_POINT * share / share.max()
         points = axis.scatter(
             at[:, 0], at[:, 1], s=areas, c=kinds, cmap="viridis", alpha=0.6, linewidths=0
         )
         centre = share @ at
-        covariance = (share[:, None] * (at - centre)).t() @ (at - centre)
-        variances, sides = torch.linalg.eigh(covariance)
-        width, height = (2 * variances.clamp_min(0).sqrt()).tolist()
-        angle = float(torch.atan2(sides[1, 0], sides[0, 0]).rad2deg())
-        axis.add_patch(Ellipse(centre.tolist(), width, height, angle=angle, fill=False))
+        axis.add_patch(_ellipse(at - centre, share, centre))
         axis.scatter(*centre, marker="+", s=120, color="black", zorder=3)
         axis.set_xlabel("first principal component")
         axis.set_title(title, fontsize=9)
@@ -205,6 +211,21 @@ def _points(drawing: _Drawing, image: int, shift: int) -> Figure:
     if kinds.max() > 0:
         figure.colorbar(points, ax=right, label="type of child", ticks=MaxNLocator(8, integer=True))
     return figure
+
+
+def _ellipse(
+    deviations: Float[Tensor, "child 2"],
+    share: Float[Tensor, " child"],
+    centre: Float[Tensor, " 2"],
+) -> Ellipse:
+    """Return the ellipse of one standard deviation around a centre."""
+    covariance = (share[:, None] * deviations).t() @ deviations
+    variances, sides = torch.linalg.eigh(covariance)
+    diameters = 2 * variances.clamp_min(0).sqrt()
+    width, height = diameters.tolist()
+    angle = torch.atan2(sides[1, 0], sides[0, 0]).rad2deg()
+    x, y = centre.tolist()
+    return Ellipse((x, y), width, height, angle=float(angle), fill=False)
 
 
 def _draw_image(axis: Axes, subject: Subject, image: int) -> None:
@@ -223,12 +244,14 @@ def _histograms(drawing: _Drawing, image: int, edges: Tensor) -> Figure:
     _draw_image(of_image.subplots(), subject, image)
     axes = of_votes.subplots(rows, classes, squeeze=False, sharex=True, sharey=True)
     for number, (row, iteration) in enumerate(zip(axes, iterations, strict=True)):
-        weights = iteration.couplings[image] * drawing.present[image].unsqueeze(1)  # [child class]
+        present = drawing.present[image].unsqueeze(1)
+        weights = iteration.couplings[image] * present  # [child class]
         distances = drawing.distances[number][image].float().cpu()  # [child class]
         for label, axis in enumerate(row):
             # votes beyond the last edge are left out
             weight = weights[:, label].float().cpu()
-            heights, _ = torch.histogram(distances[:, label].contiguous(), edges, weight=weight)
+            of_class = distances[:, label].contiguous()
+            heights, _ = torch.histogram(of_class, edges, weight=weight)
             is_label = label == int(subject.labels[image])
             colour = "#0072B2" if is_label else "#999999"
             axis.stairs(heights.numpy(), edges.numpy(), fill=True, color=colour)

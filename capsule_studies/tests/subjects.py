@@ -21,9 +21,10 @@ def digits(images: int = 24, side: int = 24) -> Tensor:
     noise = torch.rand(pictures.shape, generator=torch.Generator().manual_seed(0))
     third = side // 3
     for image, label in enumerate(labels.tolist()):
+        lower, right = divmod(label, 2)
         jitter = image // CLASSES % 3  # so that images of a class differ in where it is
-        top = third * (1 + label // 2) - 4
-        left = third * (1 + label % 2) - 4 + jitter
+        top = third * (1 + lower) - 4
+        left = third * (1 + right) - 4 + jitter
         pictures[image, 0, top : top + 6, left : left + 6] = 200
     return pictures + 20 * noise
 
@@ -31,8 +32,9 @@ def digits(images: int = 24, side: int = 24) -> Tensor:
 def column_of_square(images: Tensor) -> Tensor:
     """The mean column of the square in each preprocessed image."""
     square = (images > 0.3).to(images.dtype)
+    sizes = square.sum((1, 2))  # [image column]
     columns = torch.arange(images.shape[3], dtype=images.dtype)
-    return (square.sum((1, 2)) * columns).sum(1) / square.sum((1, 2, 3))
+    return (sizes * columns).sum(1) / sizes.sum(1)
 
 
 def moved(images: Tensor, pixels: float) -> Tensor:

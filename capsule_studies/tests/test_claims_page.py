@@ -3,8 +3,9 @@
 import hashlib
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -77,26 +78,33 @@ def test_figure_belongs_to_the_page_and_shows_every_claim() -> None:
     with Image.open(page.FIGURE) as file:
         assert file.info["Description"] == checksum, "make claims"
     shown = JUDGED[:20]
+    topics = {each.claim["topic"] for each in shown}
     (axes,) = figure(shown).axes
-    assert len(axes.texts) == 20 + len({each.claim["topic"] for each in shown})
+    assert len(axes.texts) == 20 + len(topics)
     first = shown[0]
     unit = effects.sign(first.claim) / first.claim["smallest"]
     ends = sorted([unit * first.effect.low, unit * first.effect.high])
-    assert [*axes.lines[1].get_xdata()] == pytest.approx(ends)
+    interval = axes.lines[1]
+    assert list(interval.get_xdata()) == pytest.approx(ends)
 
 
 def test_every_claim_is_complete() -> None:
     assert len(CLAIMS) >= 30
-    assert len({each["claim"] for each in CLAIMS}) == len(CLAIMS)
+    names = {each["claim"] for each in CLAIMS}
+    assert len(names) == len(CLAIMS)
     for each in CLAIMS:
         assert each.keys() >= KEYS, each["claim"]
         assert each["kind"] in read.KINDS, each["claim"]
-        assert ("comparison" in each) != ("first" in each and "second" in each), each["claim"]
+        has_samples = "first" in each and "second" in each
+        assert ("comparison" in each) != has_samples, each["claim"]
         assert each["smallest"] > 0
-        table = re.search(r"table=(\w+)", each["command"])
         assert each["command"].startswith("make ")
-        assert table is None or (read.ROOT / "sweeps" / f"{table[1]}.yaml").is_file()
-        assert "figure" not in each or (RESULTS / each["figure"]).is_file()
+        table = re.search(r"table=(\w+)", each["command"])
+        if table is not None:
+            file = read.ROOT / "sweeps" / f"{table[1]}.yaml"
+            assert file.is_file()
+        if "figure" in each:
+            assert (RESULTS / each["figure"]).is_file()
 
 
 def test_pending_claims_have_no_record() -> None:
@@ -109,12 +117,14 @@ def test_pending_claims_have_no_record() -> None:
 def test_a_second_computation_gives_the_same_verdicts() -> None:
     """``tests/reference/claim_verdicts.py`` uses numpy and scipy only, and the values of runs."""
     expected = verdicts()
-    assert [each.verdict for each in JUDGED] == [each.verdict for each in expected]
+    assert len(expected) == len(JUDGED)
     # values in files of runs are rounded to six digits
-    p_values = [each.p for each in expected]
-    assert [each.p for each in JUDGED] == pytest.approx(p_values, rel=0.01, abs=1e-4)
-    smaller = [each.p_of_smaller for each in expected]
-    assert [each.p_of_smaller for each in JUDGED] == pytest.approx(smaller, rel=0.01, abs=1e-4)
+    approximately = partial(pytest.approx, rel=0.01, abs=1e-4)
+    for each, other in zip(JUDGED, expected, strict=True):
+        claim = each.claim["claim"]
+        assert each.verdict == other.verdict, claim
+        assert each.p == approximately(other.p), claim
+        assert each.p_of_smaller == approximately(other.p_of_smaller), claim
 
 
 @pytest.mark.whole
@@ -150,14 +160,17 @@ COMPARISONS = sorted(RESULTS.glob("*_comparisons.csv"))
 def test_recorded_standard_errors_give_the_recorded_intervals_and_p_values(file: Path) -> None:
     """Half of an interval is a quantile of Student's distribution times the standard error."""
     lines = pd.read_csv(file)
-    lines = lines[lines["test"].str.contains("t-test") & lines["low"].notna()]
+    lines = lines[lines["test"].str.contains("t-test")]
+    lines = lines[lines["low"].notna()]
     assert not lines.empty
     half = stats.t.ppf(0.975, lines["df"]) * lines["error"]
     recorded = (lines["high"] - lines["low"]) / 2
     scale = lines[["low", "high"]].abs().max(axis=1)
     # both are rounded to six digits
-    assert ((recorded - half).abs() / scale).max() < 2e-4
-    p_values = 2 * stats.t.sf(lines["difference"].abs() / lines["error"], lines["df"])
+    differences = (recorded - half).abs() / scale
+    assert differences.max() < 2e-4
+    statistic = lines["difference"].abs() / lines["error"]
+    p_values = 2 * stats.t.sf(statistic, lines["df"])
     assert lines["p"].to_numpy() == pytest.approx(p_values, rel=0.01, abs=1e-5)
 
 
@@ -177,16 +190,20 @@ def test_label_of_a_plan(file: str, name: str, label: str) -> None:
     lines = effects.read_csv(RESULTS / f"{file}_comparisons.csv")
     line = lines[lines["comparison"] == name].iloc[0]
     source = {"file": file, "name": name, "row": line["first"], "column": line["first_column"]}
-    assert effects.effect_of({"comparison": source}).plan.label == label
+    found = effects.effect_of({"comparison": source})
+    assert found.plan.label == label
 
 
 def test_rows_with_fewer_seeds_than_planned_say_so() -> None:
     text = page.PAGE.read_text()
-    seeds = {(each.effect.count, each.effect.plan.seeds) for each in JUDGED}
-    fewer = {(count, planned) for count, planned in seeds if count < planned}
-    assert fewer == {(3, 8), (4, 5), (8, 15)}
-    for count, planned in fewer:
-        assert f"| {count} of {planned} |" in text
+    fewer = set()
+    for each in JUDGED:
+        count, planned = each.effect.count, each.effect.plan.seeds
+        if count < planned:
+            fewer.add(f"{count} of {planned}")
+    assert fewer == {"3 of 8", "4 of 5", "8 of 15"}
+    for seeds in fewer:
+        assert f"| {seeds} |" in text
 
 
 STANDINS = [each for each in JUDGED if not each.effect.real]
@@ -195,9 +212,11 @@ STANDINS = [each for each in JUDGED if not each.effect.real]
 @pytest.mark.parametrize("each", STANDINS, ids=page.title)
 def test_a_stand_in_is_labelled_wherever_the_claim_is_shown(each: Judged) -> None:
     label = f"[stand-in: {each.claim['data']}]"
-    rows = [line for line in page.PAGE.read_text().splitlines() if each.claim["claim"] in line]
+    lines = page.PAGE.read_text().splitlines()
+    rows = [line for line in lines if each.claim["claim"] in line]
     assert len(rows) >= 2
-    assert all(label in row for row in rows)
+    for row in rows:
+        assert label in row
     (axes,) = figure([each]).axes
     assert label in axes.texts[0].get_text()
     assert "smallNORB against" not in each.claim["test"]
@@ -208,97 +227,111 @@ def test_a_stand_in_is_labelled_wherever_the_claim_is_shown(each: Judged) -> Non
 def test_a_stand_in_is_labelled_in_the_readme() -> None:
     claim = {**STANDINS[0].claim, "kind": "paper", "short": "a phrase"}
     real = Judged(claim, effect(-3, -1, 0.01), 0.01, 1)
-    assert "a phrase;" not in page.short_form([real, replace(STANDINS[0], claim=claim)])
-    decided = Judged(claim, replace(effect(3, 9, 0.001), real=False), 0.001, 1)
+    standin = replace(STANDINS[0], claim=claim)
+    assert "a phrase;" not in page.short_form([real, standin])
+    of_standin = replace(effect(3, 9, 0.001), real=False)
+    decided = Judged(claim, of_standin, 0.001, 1)
     assert f"a phrase [stand-in: {claim['data']}]" in page.short_form([decided])
 
 
+PAPERS = [each for each in JUDGED if each.claim["kind"] == "paper"]
+
+
+@pytest.mark.parametrize("each", PAPERS, ids=page.title)
+def test_a_papers_claim_names_a_paper_and_uses_no_algorithm_of_ours(each: Judged) -> None:
+    of_others = re.search(r"\b(after|implied|ours|talks)\b", each.claim["by"])
+    assert of_others is None, each.claim["by"]
+    assert "ours" not in each.claim["claim"]
+    assert "normalised evidence" not in each.claim["scale"]
+
+
 def test_readme_counts_papers_claims_only() -> None:
-    papers = [each for each in JUDGED if each.claim["kind"] == "paper"]
-    block = page.README.read_text().partition(page.START)[2].partition(page.END)[0]
-    assert f"[{len(papers)} claims of papers]" in block
+    _, _, after_start = page.README.read_text().partition(page.START)
+    block, _, _ = after_start.partition(page.END)
+    assert f"[{len(PAPERS)} claims of papers]" in block
     counts = [int(number) for number in re.findall(r": (\d+)[;)]", block)]
-    assert sum(counts) == len(papers)
-    for each in papers:
-        names_paper = re.search(r"\b(after|implied|ours|talks)\b", each.claim["by"]) is None
-        assert names_paper, each.claim["by"]
-        assert "ours" not in each.claim["claim"]
-        assert "normalised evidence" not in each.claim["scale"]
+    assert sum(counts) == len(PAPERS)
     listed: set[str] = set()
     for line in re.findall(r"^- (.*)$", block, re.MULTILINE):
-        listed |= set(line.split(": ", 1)[1].split("; "))
+        _, _, phrases = line.partition(": ")
+        listed |= set(phrases.split("; "))
     others = [each.claim for each in JUDGED if each.claim["kind"] != "paper"]
     assert not listed & {claim.get("short") for claim in others}
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "p", "p_of_smaller", "count", "expected"),
-    [
-        pytest.param(-3, -1, 0.01, 1, 5, HOLDS, id="lower, as claimed"),
-        pytest.param(-3, -0.5, 0.01, 1, 5, OPEN, id="lower, perhaps by less than what matters"),
-        pytest.param(-0.8, -0.2, 0.01, 0.01, 5, SMALL, id="lower by less than what matters"),
-        pytest.param(-3, -1, 0.2, 1, 5, UNDECIDED, id="not significant after the correction"),
-        pytest.param(-0.8, 0.5, 0.5, 0.01, 5, NOT, id="every difference that matters is excluded"),
-        pytest.param(-0.8, 0.5, 0.5, 0.2, 5, UNDECIDED, id="a difference that matters is possible"),
-        pytest.param(1, 3, 0.01, 0.01, 5, OPPOSITE, id="the opposite"),
-        pytest.param(
-            0.5,
-            3,
-            0.01,
-            0.01,
-            5,
-            OPPOSITE_OPEN,
-            id="the opposite, perhaps by less than what matters",
-        ),
-        pytest.param(
-            0.2, 0.8, 0.01, 0.01, 5, OPPOSITE_SMALL, id="the opposite, by less than what matters"
-        ),
-        pytest.param(-3, -1, 0.01, 1, 2, UNDECIDED, id="two runs"),
-    ],
-)
-def test_verdicts(
-    low: float, high: float, p: float, p_of_smaller: float, count: int, expected: str
-) -> None:
+class Outcome(NamedTuple):
+    """An interval, its p values of no difference and of a smaller one, and the number of runs."""
+
+    low: float
+    high: float
+    p: float
+    p_of_smaller: float = 0.01
+    count: int = 5
+
+    def effect(self) -> Effect:
+        return effect(self.low, self.high, self.p, self.count)
+
+    def mirrored(self) -> Effect:
+        return effect(-self.high, -self.low, self.p, self.count)
+
+
+LOWER = {"expects": "less", "smallest": 1.0}
+HIGHER = {"expects": "more", "smallest": 1.0}
+OUTCOMES = {
+    "lower, as claimed": (Outcome(-3, -1, 0.01, 1), HOLDS),
+    "lower, perhaps by less than what matters": (Outcome(-3, -0.5, 0.01, 1), OPEN),
+    "lower by less than what matters": (Outcome(-0.8, -0.2, 0.01), SMALL),
+    "not significant after the correction": (Outcome(-3, -1, 0.2, 1), UNDECIDED),
+    "every difference that matters is excluded": (Outcome(-0.8, 0.5, 0.5), NOT),
+    "a difference that matters is possible": (Outcome(-0.8, 0.5, 0.5, 0.2), UNDECIDED),
+    "the opposite": (Outcome(1, 3, 0.01), OPPOSITE),
+    "the opposite, perhaps by less than what matters": (Outcome(0.5, 3, 0.01), OPPOSITE_OPEN),
+    "the opposite, by less than what matters": (Outcome(0.2, 0.8, 0.01), OPPOSITE_SMALL),
+    "two runs": (Outcome(-3, -1, 0.01, 1, count=2), UNDECIDED),
+}
+
+
+@pytest.mark.parametrize(("outcome", "expected"), OUTCOMES.values(), ids=OUTCOMES)
+def test_verdicts(outcome: Outcome, expected: str) -> None:
     """The claim: the first value is lower; a difference of 1 matters. The mirrored claim has the same verdict."""
-    claim: dict[str, Any] = {"expects": "less", "smallest": 1.0}
-    assert Judged(claim, effect(low, high, p, count), p, p_of_smaller).verdict == expected
-    mirrored = effect(-high, -low, p, count)
-    assert Judged({**claim, "expects": "more"}, mirrored, p, p_of_smaller).verdict == expected
+    p_values = outcome.p, outcome.p_of_smaller
+    found = Judged(LOWER, outcome.effect(), *p_values)
+    assert found.verdict == expected
+    mirrored = Judged(HIGHER, outcome.mirrored(), *p_values)
+    assert mirrored.verdict == expected
+
+
+FINDS_LOWER = Outcome(-3, -1, 0.01)
+FINDS_HIGHER = Outcome(1, 3, 0.01)
+FINDS_NOTHING = Outcome(-1, 3, 0.5)
+EXCLUDES_MORE = Outcome(-0.8, 0.5, 0.5)
+PLANNED_AND_LATER = {
+    "both measures": (FINDS_LOWER, FINDS_LOWER, HOLDS),
+    "the planned measure gives the opposite": (FINDS_HIGHER, FINDS_LOWER, UNDECIDED),
+    "the planned measure finds nothing": (FINDS_NOTHING, FINDS_LOWER, UNDECIDED),
+    "the same for the opposite": (FINDS_NOTHING, FINDS_HIGHER, UNDECIDED),
+    "both give the opposite": (FINDS_HIGHER, FINDS_HIGHER, OPPOSITE),
+    "only the planned measure finds a difference": (FINDS_LOWER, EXCLUDES_MORE, UNDECIDED),
+    "none finds a difference": (FINDS_NOTHING, EXCLUDES_MORE, NOT),
+}
 
 
 @pytest.mark.parametrize(
-    ("planned", "later", "expected"),
-    [
-        pytest.param((-3, -1, 0.01), (-3, -1, 0.01), HOLDS, id="both measures"),
-        pytest.param(
-            (1, 3, 0.01), (-3, -1, 0.01), UNDECIDED, id="the planned measure gives the opposite"
-        ),
-        pytest.param(
-            (-1, 3, 0.5), (-3, -1, 0.01), UNDECIDED, id="the planned measure finds nothing"
-        ),
-        pytest.param((-1, 3, 0.5), (1, 3, 0.01), UNDECIDED, id="the same for the opposite"),
-        pytest.param((1, 3, 0.01), (1, 3, 0.01), OPPOSITE, id="both give the opposite"),
-        pytest.param(
-            (-3, -1, 0.01),
-            (-0.8, 0.5, 0.5),
-            UNDECIDED,
-            id="only the planned measure finds a difference",
-        ),
-        pytest.param((-1, 3, 0.5), (-0.8, 0.5, 0.5), NOT, id="none finds a difference"),
-    ],
+    ("planned", "later", "expected"), PLANNED_AND_LATER.values(), ids=PLANNED_AND_LATER
 )
 def test_a_later_measure_decides_only_with_the_planned_one(
-    planned: tuple[float, float, float], later: tuple[float, float, float], expected: str
+    planned: Outcome, later: Outcome, expected: str
 ) -> None:
-    first = replace(effect(*planned), p_of_report=planned[2])
-    claim: dict[str, Any] = {"expects": "less", "smallest": 1.0}
-    assert Judged(claim, effect(*later), later[2], 0.01, planned_first=first).verdict == expected
+    first = replace(planned.effect(), p_of_report=planned.p)
+    found = Judged(LOWER, later.effect(), later.p, later.p_of_smaller, planned_first=first)
+    assert found.verdict == expected
 
 
 def test_the_page_shows_the_planned_measure_beside_the_later_one() -> None:
     """The numbers of results/inside_capsules_comparisons.csv for rotation, EM routing against a CNN."""
     start = "**Poses of capsules change by one affine map when the image rotates"
-    section = page.PAGE.read_text().partition(start)[2].partition("\n**")[0]
+    _, _, after_start = page.PAGE.read_text().partition(start)
+    section, _, _ = after_start.partition("\n**")
     lines = pd.read_csv(RESULTS / "inside_capsules_comparisons.csv")
     of_em = lines[lines["first"].str.startswith("EM")]
     differences = of_em.groupby("comparison")["difference"].first()
@@ -317,11 +350,11 @@ def test_p_value_of_a_difference_that_matters(expects: str, deviation: float) ->
     first = generator.normal(size=6)
     second = deviation * generator.normal(size=4)
     ours = Effect(statistics.unpaired_difference(first, second), paired=False)
+    found = ours.p_of_smaller({"expects": expects, "smallest": 0.6})
     sign = {"less": -1, "more": 1}[expects]
     shifted = sign * first - 0.6
-    expected = stats.ttest_ind(shifted, sign * second, equal_var=False, alternative="less").pvalue
-    found = ours.p_of_smaller({"expects": expects, "smallest": 0.6})
-    assert found == pytest.approx(expected, rel=1e-9)
+    welch = stats.ttest_ind(shifted, sign * second, equal_var=False, alternative="less")
+    assert found == pytest.approx(welch.pvalue, rel=1e-9)
 
 
 def test_the_larger_p_of_paired_and_unpaired_tests_counts() -> None:
@@ -332,80 +365,93 @@ def test_the_larger_p_of_paired_and_unpaired_tests_counts() -> None:
     welch = statistics.unpaired_difference(first, second)
     assert paired.p is not None
     assert welch.p is not None
+    assert welch.p > paired.p
     found = Effect(paired, paired=True, other=welch)
-    assert found.p == welch.p > paired.p
+    assert found.p == welch.p
     claim = {"expects": "less", "smallest": 0.1}
-    assert found.p_of_smaller(claim) == Effect(welch, paired=False).p_of_smaller(claim)
+    by_welch = Effect(welch, paired=False)
+    assert found.p_of_smaller(claim) == by_welch.p_of_smaller(claim)
 
 
 def test_both_tests_of_a_planned_family_are_corrected_together() -> None:
     """A family of three comparisons, of which two are claims, has six tests."""
-    claim = {"expects": "less", "smallest": 1.0}
     of_page = [effect(-0.1, 0.1, 0.03), replace(effect(-3, -1, 0.001), p_of_report=0.5)]
     p_values = {0: 0.01, 1: 0.04, 2: 0.02}
     family = []
     for line in (0, 2):
         plan = Plan(PLANNED, family="table", line=line, family_p=p_values)
         family.append(replace(effect(-3, -1, p_values[line]), plan=plan))
-    found = judged([claim] * 4, [of_page[0], family[0], of_page[1], family[1]])
-    smaller = [each.p_of_smaller(claim) for each in of_page]
-    expected = statistics.holm([*[each.p for each in of_page], *smaller])
-    assert found[0].p == expected[0]
-    assert found[2].p == 0.5, "the report corrects the second more strictly"
-    assert [found[0].p_of_smaller, found[2].p_of_smaller] == expected[2:]
-    smaller = [each.p_of_smaller(claim) for each in family]
+    mixed = [of_page[0], family[0], of_page[1], family[1]]
+    first, first_of_family, second, second_of_family = judged([LOWER] * 4, mixed)
+
+    smaller = [each.p_of_smaller(LOWER) for each in of_page]
+    expected = statistics.holm([0.03, 0.001, *smaller])
+    assert first.tests == 4
+    assert second.tests == 4
+    assert first.p == expected[0]
+    assert second.p == 0.5, "the report corrects the second more strictly"
+    assert first.p_of_smaller == expected[2]
+    assert second.p_of_smaller == expected[3]
+
+    smaller = [each.p_of_smaller(LOWER) for each in family]
     expected = statistics.holm([0.01, 0.02, *smaller, 0.04, 1])
-    assert [found[1].p, found[3].p] == expected[:2]
-    assert [found[1].p_of_smaller, found[3].p_of_smaller] == expected[2:4]
-    assert [each.tests for each in found] == [4, 6, 4, 6]
+    assert first_of_family.tests == 6
+    assert second_of_family.tests == 6
+    assert first_of_family.p == expected[0]
+    assert second_of_family.p == expected[1]
+    assert first_of_family.p_of_smaller == expected[2]
+    assert second_of_family.p_of_smaller == expected[3]
 
 
 def test_numbers_over_the_page() -> None:
     """By hand: Holm's method over four tests, and the step-up procedure of Benjamini and Hochberg over two."""
-    claim = {"expects": "less", "smallest": 1.0}
-    every = [Judged(claim, effect(-3, -1, p), p, 1) for p in (0.012, 0.02)]
+    every = [Judged(LOWER, effect(-3, -1, p), p, 1) for p in (0.012, 0.02)]
     found = survivors(every)
-    assert (found.decided, found.by_holm) == (2, 1), "4 x 0.012 is below 5 %, 3 x 0.02 is not"
-    assert (found.different, found.by_benjamini_hochberg) == (2, 2)
-    by_scipy = stats.false_discovery_control([each.effect.p for each in JUDGED])
-    assert survivors(JUDGED).by_benjamini_hochberg == (by_scipy < statistics.LEVEL).sum()
+    assert found.decided == 2
+    assert found.by_holm == 1, "4 x 0.012 is below 5 %, 3 x 0.02 is not"
+    assert found.different == 2
+    assert found.by_benjamini_hochberg == 2
+
+
+def test_false_discoveries_on_the_page_are_those_of_scipy() -> None:
+    p_values = [each.effect.p for each in JUDGED]
+    adjusted = stats.false_discovery_control(p_values)
+    expected = (adjusted < statistics.LEVEL).sum()
+    assert survivors(JUDGED).by_benjamini_hochberg == expected
 
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_runs_that_find_the_difference_that_matters(paired: bool) -> None:
     """Judged by the plan of a report for the same deviation."""
     generator = np.random.default_rng(0)
-    first, second = generator.normal(size=6), generator.normal(size=6)
+    first = generator.normal(size=6)
+    second = generator.normal(size=6)
     compare = statistics.paired_difference if paired else statistics.unpaired_difference
     found = compare(first, second)
     assert found.spread is not None
     expected = statistics.runs_for(0.7, found.spread, pairs=paired)
-    got = Judged({"expects": "less", "smallest": 0.7}, Effect(found, paired), 1, 1).needed
-    assert got == expected
+    claim = {"expects": "less", "smallest": 0.7}
+    judgement = Judged(claim, Effect(found, paired), 1, 1)
+    assert judgement.needed == expected
+
+
+MORE_TOYS = "more test toys. No number of seeds decides this row"
+ONE_MEASURE = "one measure that is chosen before its runs"
 
 
 @pytest.mark.parametrize(
     ("claim", "expected"),
     [
-        (
-            "Capsules generalise better to novel azimuths",
-            "more test toys. No number of seeds decides this row",
-        ),
-        (
-            "Capsules generalise better to novel elevations",
-            "more test toys. No number of seeds decides this row",
-        ),
+        ("Capsules generalise better to novel azimuths", MORE_TOYS),
+        ("Capsules generalise better to novel elevations", MORE_TOYS),
         ("Capsules are more robust to a white-box attack", "Pairing limits this"),
-        (
-            "Training makes poses more equivariant to translation",
-            "one measure that is chosen before its runs",
-        ),
+        ("Training makes poses more equivariant to translation", ONE_MEASURE),
         ("Matrix poses are better than vectors", "as one of 22 tests"),
     ],
 )
 def test_what_an_undecided_claim_needs(claim: str, expected: str) -> None:
-    each, *_ = [each for each in JUDGED if each.claim["claim"].startswith(claim)]
-    assert expected in needs(each)
+    first, *_ = [each for each in JUDGED if each.claim["claim"].startswith(claim)]
+    assert expected in needs(first)
 
 
 def test_the_toys_alone_leave_rows_about_viewpoints_undecided() -> None:
@@ -427,7 +473,13 @@ def test_no_claim_needs_more_than_ten_thousand_seeds(each: Judged) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.415, "+0.42"), (-0.265, "-0.27"), (0.115, "+0.12"), (-0.0125, "-0.013"), (85.65, "+85.65")],
+    [
+        (0.415, "+0.42"),
+        (-0.265, "-0.27"),
+        (0.115, "+0.12"),
+        (-0.0125, "-0.013"),
+        (85.65, "+85.65"),
+    ],
 )
 def test_halves_are_rounded_away_from_zero(value: float, text: str) -> None:
     assert page.signed(value) == text
@@ -437,7 +489,8 @@ def test_a_claim_says_how_to_unpack_its_records() -> None:
     text = page.PAGE.read_text()
     archives = set(re.findall(r"tar xzf (results/\S+)", text))
     assert len(archives) >= 10
-    assert all((read.ROOT / archive).is_file() for archive in archives)
+    for archive in archives:
+        assert (read.ROOT / archive).is_file()
     assert text.count("- Records: ") == len(CLAIMS)
 
 
@@ -462,9 +515,11 @@ def test_a_sample_minus_another_column_of_the_same_runs() -> None:
     claim, *_ = [each for each in CLAIMS if "when the image rotates" in each["claim"]]
     sample = claim["first"]
     runs = pd.read_csv(RESULTS / "inside_capsules_runs.csv")
-    means = runs[runs["row"].str.startswith("EM")].groupby("column")["value"].mean()
+    of_em = runs[runs["row"].str.startswith("EM")]
+    means = of_em.groupby("column")["value"].mean()
     expected = means[sample["column"]] - means[sample["minus"]]
-    assert effects._sample(sample).mean() == pytest.approx(expected)
+    values = effects._sample(sample)
+    assert values.mean() == pytest.approx(expected)
 
 
 def test_a_sample_against_a_number() -> None:
@@ -472,21 +527,20 @@ def test_a_sample_against_a_number() -> None:
     claim, *_ = [each for each in of_couplings if "EM" in each["claim"]]
     values = effects._sample(claim["first"])
     found = effects.effect_of(claim)
+    expected = stats.ttest_1samp(values, 0.5)
     assert found.found.estimate == pytest.approx(values.mean() - 0.5)
-    assert found.p == pytest.approx(stats.ttest_1samp(values, 0.5).pvalue)
+    assert found.p == pytest.approx(expected.pvalue)
+
+
+OF_TWO_ROWS = {"file": "inside_capsules", "name": "tree"}
+OF_ALL_COLUMNS = {"file": "data_efficiency_runs.csv", "row": "three"}
 
 
 @pytest.mark.parametrize(
     ("claim", "message"),
     [
-        (
-            {"comparison": {"file": "inside_capsules", "name": "tree"}},
-            "has 2 lines of tree, '', ''; expected one",
-        ),
-        (
-            {"first": {"file": "data_efficiency_runs.csv", "row": "three"}, "second": {}},
-            "expected one of each seed",
-        ),
+        ({"comparison": OF_TWO_ROWS}, "has 2 lines of tree, '', ''; expected one"),
+        ({"first": OF_ALL_COLUMNS, "second": {}}, "expected one of each seed"),
     ],
 )
 def test_a_source_that_is_not_one_sample_is_an_error(claim: dict[str, Any], message: str) -> None:

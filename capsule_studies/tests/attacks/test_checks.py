@@ -19,7 +19,8 @@ from tests.helpers.commands import Trained
 @pytest.fixture(scope="module")
 def attacked(trained: Trained) -> AttackedRun:
     run = runs.open(trained.directory)
-    images = StudyImages(run.data_with({"eval_images": 24}), "test", torch.device("cpu"))
+    data = run.data_with({"eval_images": 24})
+    images = StudyImages(data, "test", torch.device("cpu"))
     return AttackedRun(run, images, "input")
 
 
@@ -67,8 +68,9 @@ def test_attacks_that_are_bounded_in_length_are_compared_with_such(attacked: Att
     assert found["gradient size"].passed is None
     few = attacked.batches[0].first(8)
     is_right = attacked.logits(few.images).argmax(1) == few.labels
+    clean = 100 * is_right.float().mean().item()
     under_noise = re.search(r"random signs (\S+) %", found["random noise"].found)
-    assert abs(float(under_noise[1]) - 100 * is_right.float().mean().item()) <= 25
+    assert float(under_noise[1]) == pytest.approx(clean, abs=25)
 
 
 GRADIENTS = checks.Gradients(
@@ -82,8 +84,11 @@ def test_gradients_are_counted_and_measured() -> None:
     found[1] = 0.5
     found[2, 0, 0, 0] = -4
     measured = checks.Gradients.of(found)
-    assert (measured.zero_pixels, measured.zero_images) == (50.0, 25.0)  # 1 + 0 + 3 + 4 of 16
-    assert measured[2:] == pytest.approx((0.75, 0.015, 1.0), abs=0.01)
+    assert measured.zero_pixels == 50.0  # 1 + 0 + 3 + 4 of 16
+    assert measured.zero_images == 25.0
+    assert measured.median == pytest.approx(0.75, abs=0.01)
+    assert measured.lowest == pytest.approx(0.015, abs=0.01)
+    assert measured.highest == pytest.approx(1.0, abs=0.01)
 
 
 def smooth(images: Tensor) -> Tensor:
@@ -92,18 +97,22 @@ def smooth(images: Tensor) -> Tensor:
 
 def test_finite_differences_see_a_gradient_that_is_cut_and_know_a_kink() -> None:
     """Examples: routing with detached couplings; a rectified linear unit that becomes active within a step."""
-    images = torch.rand(3, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(3, 1, 4, 4, dtype=torch.float64, generator=generator)
 
     def cut(moved: Tensor) -> Tensor:
-        return (moved.detach().sin() * moved).sum((1, 2, 3))
+        products = moved.detach().sin() * moved
+        return products.sum((1, 2, 3))
 
     def kinked(moved: Tensor) -> Tensor:
-        return smooth(moved) + 1000 * (moved - images - 3e-7).relu().sum((1, 2, 3))
+        beyond = (moved - images - 3e-7).relu()
+        return smooth(moved) + 1000 * beyond.sum((1, 2, 3))
 
-    assert checks.gradient_error(smooth, images) < 1e-5
-    assert checks.gradient_error(cut, images) > 1e-2
-    assert checks.gradient_error(kinked, images, steps=(1e-6,)) > 1e-5
-    assert checks.gradient_error(kinked, images) < 1e-5
+    error = checks.gradient_error
+    assert error(smooth, images) < 1e-5
+    assert error(cut, images) > 1e-2
+    assert error(kinked, images, steps=(1e-6,)) > 1e-5
+    assert error(kinked, images) < 1e-5
 
 
 def test_zero_gradients_of_a_loss_that_is_clamped() -> None:
@@ -117,21 +126,33 @@ def test_zero_gradients_of_a_loss_that_is_clamped() -> None:
         return images.mean((1, 2, 3))
 
     for objective, passed in [(clamped, False), (linear, True)]:
-        found = checks.Gradients.of(gradient_of(objective, images))
-        assert checks.zero_gradients(found, None).passed is passed
-        assert checks.zero_gradients(found, GRADIENTS).passed is passed
+        gradients = gradient_of(objective, images)
+        found = checks.Gradients.of(gradients)
+        for baseline in (None, GRADIENTS):
+            check = checks.zero_gradients(found, baseline)
+            assert check.passed is passed
 
 
-def test_gradient_size_is_that_of_the_baseline_but_for_orders() -> None:
-    for median, passed in ((1e-2, True), (1e-4, True), (1e-6, False), (0.0, False)):
-        measured = GRADIENTS._replace(median=median)
-        assert checks.gradient_size(measured, GRADIENTS).passed is passed
+@pytest.mark.parametrize(
+    ("median", "passed"),
+    [
+        (1e-2, True),
+        (1e-4, True),
+        (1e-6, False),
+        (0.0, False),
+    ],
+)
+def test_gradient_size_is_that_of_the_baseline_but_for_orders(median: float, passed: bool) -> None:
+    measured = GRADIENTS._replace(median=median)
+    check = checks.gradient_size(measured, GRADIENTS)
+    assert check.passed is passed
 
 
-def test_published_curves_fail() -> None:
+@pytest.mark.parametrize(("several_steps", "passed"), [(5.2, False), (3.4, True)])
+def test_published_curves_fail(several_steps: float, passed: bool) -> None:
     """Hinton 2018, figure 3, at epsilon 0.5: BIM on the CNN leaves more than FGSM, and the capsules stay above 50 %."""
-    assert not checks.stronger("multi-step", 5.2, 3.3, "BIM against FGSM", 1000).passed
-    assert checks.stronger("multi-step", 3.4, 3.3, "BIM against FGSM", 1000).passed
+    check = checks.stronger("multi-step", several_steps, 3.3, "BIM against FGSM", 1000)
+    assert check.passed is passed
 
 
 def test_converged() -> None:
@@ -139,5 +160,15 @@ def test_converged() -> None:
     assert found.name == "more steps"
     assert found.passed
     assert found.found == "60.0 % after 1, 30.0 % after 5, 20.5 % after 10, 18.0 % after 50"
-    assert not checks.converged({1: 60.0, 5: 30.0, 10: 40.0, 50: 39.0}, 1000).passed
-    assert not checks.converged({1: 60.0, 5: 30.0, 10: 20.0, 50: 10.0}, 1000).passed
+
+
+@pytest.mark.parametrize(
+    "accuracies",
+    [
+        pytest.param({1: 60.0, 5: 30.0, 10: 40.0, 50: 39.0}, id="more steps are weaker"),
+        pytest.param({1: 60.0, 5: 30.0, 10: 20.0, 50: 10.0}, id="the last steps still gain"),
+    ],
+)
+def test_not_converged(accuracies: dict[int, float]) -> None:
+    check = checks.converged(accuracies, 1000)
+    assert not check.passed

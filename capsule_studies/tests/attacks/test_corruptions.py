@@ -23,16 +23,18 @@ def images() -> Tensor:
     """Smooth white strokes on black."""
     noise = np.random.default_rng(0).normal(size=(8, 1, 28, 28))
     smooth = scipy.ndimage.gaussian_filter(noise, (0, 0, 2, 2))
-    strokes = torch.from_numpy(smooth / smooth.std((1, 2, 3), keepdims=True)).float()
-    return (1.5 * strokes).clamp(0, 1)
+    deviations = smooth.std((1, 2, 3), keepdims=True)
+    strokes = torch.from_numpy(smooth / deviations)
+    return (1.5 * strokes.float()).clamp(0, 1)
 
 
 def corrupted(kind: str, images: Tensor, severity: float = 3) -> Tensor:
-    return corruption(None, images, float(severity), KEYS[: len(images)], kind=kind)
+    keys = KEYS[: len(images)]
+    return corruption(None, images, float(severity), keys, kind=kind)
 
 
 def constant(kind: str, severity: int) -> Any:
-    return KINDS[kind][1][severity - 1]
+    return KINDS[kind].constants[severity - 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,8 +104,11 @@ def test_shot_noise_is_a_count_of_photons(grey: Tensor) -> None:
 
 def test_impulse_noise_is_black_and_white_in_equal_shares(grey: Tensor) -> None:
     noisy = corrupted("impulse_noise", grey, 5)
-    black, white, unchanged = share(noisy == 0), share(noisy == 1), share(noisy == 0.5)
-    assert (black, white) == pytest.approx((0.27 / 2, 0.27 / 2), abs=0.01)
+    black = share(noisy == 0)
+    white = share(noisy == 1)
+    unchanged = share(noisy == 0.5)
+    assert black == pytest.approx(0.27 / 2, abs=0.01)
+    assert white == pytest.approx(0.27 / 2, abs=0.01)
     assert black + white + unchanged == pytest.approx(1)
 
 
@@ -130,7 +135,8 @@ def test_motion_blur_is_a_half_gaussian_along_a_line() -> None:
     distances = torch.hypot(right, down)
     np.testing.assert_allclose(distances.numpy(), mean, rtol=0, atol=1e-3)
     angles = torch.atan2(down, right)
-    assert (angles.abs() <= math.pi / 4 + 1e-4).all()
+    largest = angles.abs().max()
+    assert largest <= math.pi / 4 + 1e-4
     assert angles.max() - angles.min() > 0.3
 
 
@@ -140,21 +146,24 @@ def test_pixelate_is_that_of_pillow(images: Tensor) -> None:
         size = int(28 * constant("pixelate", severity))
         small = picture.resize((size, size), Image.Resampling.BOX)
         expected = small.resize((28, 28), Image.Resampling.BOX)
-        found = corrupted("pixelate", images, severity)[0, 0].numpy()
+        found = corrupted("pixelate", images, severity)[0, 0]
         np.testing.assert_allclose(found, np.asarray(expected), atol=1e-6)
 
 
 def test_jpeg_is_whole_grey_levels_and_nearly_the_image(images: Tensor) -> None:
-    levels = 255 * corrupted("jpeg", images, 1)
+    compressed = corrupted("jpeg", images, 1)
+    levels = 255 * compressed
     torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-4)
-    assert 0.001 < (levels / 255 - images).abs().mean() < 0.05
+    change = (compressed - images).abs().mean()
+    assert 0.001 < change < 0.05
 
 
 def test_jpeg_of_two_channels_is_of_two_images(images: Tensor) -> None:
     first, second = images[:2], images[2:4]
-    pair = corrupted("jpeg", torch.cat([first, second], 1), 1)
-    torch.testing.assert_close(pair[:, :1], corrupted("jpeg", first, 1))
-    torch.testing.assert_close(pair[:, 1:], corrupted("jpeg", second, 1))
+    pair = torch.cat([first, second], 1)
+    compressed = corrupted("jpeg", pair, 1)
+    torch.testing.assert_close(compressed[:, :1], corrupted("jpeg", first, 1))
+    torch.testing.assert_close(compressed[:, 1:], corrupted("jpeg", second, 1))
 
 
 @pytest.mark.parametrize(
@@ -171,8 +180,9 @@ def test_jpeg_of_two_channels_is_of_two_images(images: Tensor) -> None:
 def test_grey_levels_by_hand(
     kind: str, severity: int, shape: Any, before: list[float], after: list[float]
 ) -> None:
-    found = corrupted(kind, torch.tensor(before).view(shape), severity)
-    torch.testing.assert_close(found, torch.tensor(after).view(shape))
+    image = torch.tensor(before).view(shape)
+    expected = torch.tensor(after).view(shape)
+    torch.testing.assert_close(corrupted(kind, image, severity), expected)
 
 
 def test_stripe_is_7_of_28_pixels_on_both_sides(images: Tensor) -> None:
@@ -184,14 +194,18 @@ def test_stripe_is_7_of_28_pixels_on_both_sides(images: Tensor) -> None:
     assert torch.equal(narrow[..., 1:27], images[..., 1:27])
 
 
-def test_fog_keeps_the_brightest_pixel_and_is_smooth(images: Tensor) -> None:
-    amount, _ = constant("fog", 5)
+def test_fog_keeps_the_brightest_pixel(images: Tensor) -> None:
     foggy = corrupted("fog", images, 5)
     brightest = images.amax((1, 2, 3))
     assert (foggy.amax((1, 2, 3)) <= brightest + 1e-6).all()
     black = torch.zeros(8, 1, 28, 28)
-    assert (corrupted("fog", black, 5) == 0).all()
-    with_white_edge = black.clone()
+    assert torch.equal(corrupted("fog", black, 5), black)
+
+
+def test_clouds_of_fog_are_smooth() -> None:
+    """They are measured on black, beside a white edge, because fog is as bright as the brightest pixel."""
+    amount, _ = constant("fog", 5)
+    with_white_edge = torch.zeros(8, 1, 28, 28)
     with_white_edge[..., 27] = 1
     foggy = corrupted("fog", with_white_edge, 5)
     clouds = foggy[..., :27] * (1 + amount) / amount
@@ -204,11 +218,16 @@ def test_fog_keeps_the_brightest_pixel_and_is_smooth(images: Tensor) -> None:
 
 def test_plasma_fits_together_at_its_edges_and_is_rougher_with_less_decay() -> None:
     smooth, rough = _plasma(KEYS, 64, 2.0), _plasma(KEYS, 64, 1.2)
-    for axis in (1, 2):  # across the edges as well, which fit together
-        step = (smooth - smooth.roll(1, axis)).abs().mean()
-        rougher = (rough - rough.roll(1, axis)).abs().mean()
+    for axis in (1, 2):
+        step = mean_step(smooth, axis)
         assert step < 0.05
-        assert step < rougher / 2
+        assert step < mean_step(rough, axis) / 2
+
+
+def mean_step(heights: Tensor, axis: int) -> Tensor:
+    """Return the mean difference of neighbours, across the edges as well."""
+    steps = heights - heights.roll(1, axis)
+    return steps.abs().mean()
 
 
 def test_spatter_is_grey_mud_on_black_and_on_white() -> None:
@@ -242,5 +261,7 @@ def test_elastic_moves_pixels_by_as_much_as_it_should() -> None:
     assert 0.5 < strong.std() < 3.4  # 0.12 * 28 is the largest
     assert strong.mean((2, 3)).abs().max() < 1.5
     right_and_down = strong.transpose(0, 1).flatten(1)
-    assert torch.corrcoef(right_and_down)[0, 1].abs() < 0.3
-    assert moved(3).std() < 0.6 * strong.std()
+    correlation = torch.corrcoef(right_and_down)[0, 1]
+    assert correlation.abs() < 0.3
+    weak = moved(3)
+    assert weak.std() < 0.6 * strong.std()

@@ -24,10 +24,14 @@ ZERO = torch.tensor([0, 0])
 
 
 def test_cross_entropy_and_margin() -> None:
-    assert cross_entropy(LOGITS, ZERO).tolist() == pytest.approx([8.4676e-7, 1.99518], rel=1e-3)
-    assert torch.equal(cross_entropy(LOGITS, ZERO, targeted=True), -cross_entropy(LOGITS, ZERO))
-    assert margin(LOGITS, ZERO).tolist() == [-14.0, 1.5]
-    assert margin(LOGITS, ZERO + 1, targeted=True).tolist() == [-30.0, 1.0]
+    loss = cross_entropy(LOGITS, ZERO)
+    assert loss.tolist() == pytest.approx([8.4676e-7, 1.99518], rel=1e-3)
+    towards_0 = cross_entropy(LOGITS, ZERO, targeted=True)
+    assert torch.equal(towards_0, -loss)
+    of_0 = margin(LOGITS, ZERO)
+    assert of_0.tolist() == [-14.0, 1.5]
+    towards_1 = margin(LOGITS, ZERO + 1, targeted=True)
+    assert towards_1.tolist() == [-30.0, 1.0]
 
 
 WEIGHT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-4.0, -4.0]], dtype=torch.float64)
@@ -42,14 +46,16 @@ def logits(images: Tensor) -> Tensor:
 
 
 def batch(which: slice = slice(None)) -> Prepared:
+    key = torch.arange(4)[which]
     levels = torch.full((4,), 255.0, dtype=torch.float64)
-    return Prepared(IMAGES[which], LABELS[which], torch.arange(4)[which], UNIT, levels[which])
+    return Prepared(IMAGES[which], LABELS[which], key, UNIT, levels[which])
 
 
 def measure(
     batches: list[Prepared], *arguments: Any, targets: Any = (None,), **network: Any
 ) -> Any:
-    return Attacked(batches, **{"logits": logits, **network}).measure(*arguments, targets)
+    attacked = Attacked(batches, **{"logits": logits, **network})
+    return attacked.measure(*arguments, targets)
 
 
 def test_every_image_counts_and_those_that_were_wrong_before_are_told_apart() -> None:
@@ -62,11 +68,16 @@ def test_every_image_counts_and_those_that_were_wrong_before_are_told_apart() ->
     assert clean["error"] == 25.0
     assert "detected" not in clean
     difference = logits(IMAGES).softmax(1) - torch.eye(3)[LABELS]
-    assert clean["brier"] == pytest.approx(difference.square().sum(1).mean().item())
+    distances = difference.square().sum(1)
+    assert clean["brier"] == pytest.approx(distances.mean().item())
     # margins 0.4, 0.1 and 0.4 fall by two epsilons
     none, small, large = by_epsilon(of_budgets(found)).values()
-    assert (none["accuracy"], small["accuracy"], large["accuracy"]) == (75, 50, 0)
-    assert (none["error"], small["error"], large["error"]) == (25, 50, 100)
+    assert none["accuracy"] == 75
+    assert small["accuracy"] == 50
+    assert large["accuracy"] == 0
+    assert none["error"] == 25
+    assert small["error"] == 50
+    assert large["error"] == 100
     assert none["success_of_right"] == 0
     assert small["success_of_right"] == pytest.approx(100 / 3)
     assert large["success_of_right"] == 100
@@ -84,12 +95,14 @@ def test_the_first_images_are_kept_as_they_were_attacked() -> None:
 
 
 def test_the_first_images_are_of_several_batches() -> None:
-    first = Attacked([batch(), batch()], logits).first(7)
-    assert [len(part.labels) for part in first.batches] == [4, 3]
+    attacked = Attacked([batch(), batch()], logits)
+    sizes = [len(part.labels) for part in attacked.first(7).batches]
+    assert sizes == [4, 3]
 
 
 def test_of_targets_the_mean_and_each() -> None:
-    record = of_budgets(measure([batch()], fgsm, "margin", [0.25], targets=[0, 1, 2]))
+    measured = measure([batch()], fgsm, "margin", [0.25], targets=[0, 1, 2])
+    record = of_budgets(measured)
     # towards 0: all but image 2, whose margin of 0.4 turns, too; towards 1 likewise, but for the fourth with 0.8
     assert record["0.25/success_of_class_0"] == 100
     assert record["0.25/success_of_class_1"] == 75
@@ -111,20 +124,26 @@ PGD = partial(pgd, steps=3, restarts=4)
 SQUARE = partial(square, queries=60)
 
 
+def answers(attack: Any, loss: str, which: slice = slice(None)) -> Any:
+    """The outputs of the network for some of the images, at an epsilon of 0.21."""
+    measured = measure([batch(which)], attack, loss, [0.21])
+    return measured.attacked[0.21, None]
+
+
 @pytest.mark.parametrize("attack", [PGD, SQUARE], ids=["pgd", "square"])
 def test_attacks_that_leave_images_out_ask_for_the_labels_of_the_others(attack: Any) -> None:
     """Images are fooled one after another: those with smaller margins first."""
-    together = measure([batch()], attack, "margin", [0.21]).attacked[0.21, None]
+    together = answers(attack, "margin")
     assert (together.found != LABELS).all()
     for number in range(4):
-        alone = measure([batch(slice(number, number + 1))], attack, "margin", [0.21])
-        assert torch.equal(alone.attacked[0.21, None].logits[0], together.logits[number])
+        alone = answers(attack, "margin", slice(number, number + 1))
+        assert torch.equal(alone.logits[0], together.logits[number])
 
 
 def test_square_raises_the_margin_whatever_the_objective() -> None:
-    margins = measure([batch()], SQUARE, "margin", [0.21])
-    other = measure([batch()], SQUARE, "cross_entropy", [0.21])
-    assert torch.equal(other.attacked[0.21, None].logits, margins.attacked[0.21, None].logits)
+    margins = answers(SQUARE, "margin")
+    other = answers(SQUARE, "cross_entropy")
+    assert torch.equal(other.logits, margins.logits)
 
 
 def test_restarts_end_for_images_that_are_fooled() -> None:
@@ -134,16 +153,19 @@ def test_restarts_end_for_images_that_are_fooled() -> None:
         sizes.append(len(images))
         return logits(images)
 
-    measure([batch()], partial(pgd, steps=1, restarts=3), "margin", [0.06], logits=counted)
+    attack = partial(pgd, steps=1, restarts=3)
+    measure([batch()], attack, "margin", [0.06], logits=counted)
     # as they are; a step of all and what came out; two restarts of images 0 and 2, which nothing fools; what is kept
     assert sizes == [4, 4, 4, 2, 2, 2, 2, 4]
 
 
 def test_training_loss_is_a_loss_of_its_own() -> None:
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        return logits(images).gather(1, labels[:, None]).mean()
+        of_label = logits(images).gather(1, labels[:, None])
+        return of_label.mean()
 
     found = measure([batch()], bim, "training", [0.25], training_loss=loss)
     assert found.accuracy(0.25) == 75.0, "it raises what the label has"
     away = NetworkObjective("training", LABELS, 0, logits, loss)
-    assert away(IMAGES)[0] == -IMAGES[:, 0, 0, 0].mean()
+    first_pixels = IMAGES[:, 0, 0, 0]
+    assert away(IMAGES)[0] == -first_pixels.mean()

@@ -49,11 +49,10 @@ ROWS = {
     "shear": Row({}, 0.4, bounded=False),
     "translation": Row({}, 2.5, bounded=False),
     "translation down": Row({"direction": "down"}, -1.5, bounded=False),
-    **{
-        f"corruption {kind}": Row({"kind": kind}, 3.0, bounded=False, drawn=kind in DRAWN)
-        for kind in KINDS
-    },
 }
+for kind in KINDS:
+    is_drawn = kind in DRAWN
+    ROWS[f"corruption {kind}"] = Row({"kind": kind}, 3.0, bounded=False, drawn=is_drawn)
 each_attack = pytest.mark.parametrize("name", ROWS)
 
 
@@ -79,12 +78,15 @@ def network() -> nn.Module:
 @pytest.fixture(scope="module")
 def images() -> Tensor:
     """No pixel is 0, so that pixels from outside can be recognised."""
-    return 0.05 + 0.9 * torch.rand(6, 1, 12, 12, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    uniform = torch.rand(6, 1, 12, 12, generator=generator)
+    return 0.05 + 0.9 * uniform
 
 
 def objective(network: nn.Module, labels: Tensor = LABELS) -> NetworkObjective:
     def logits(images: Tensor) -> Tensor:
-        return network(images / images.amax().clamp(min=1))
+        brightest = images.amax().clamp(min=1)
+        return network(images / brightest)
 
     return NetworkObjective("cross_entropy", labels, None, logits)
 
@@ -97,15 +99,19 @@ def test_every_option_has_a_row() -> None:
 def test_an_image_is_attacked_as_alone_and_nothing_else_changes(
     name: str, network: nn.Module, images: Tensor
 ) -> None:
-    given, state = images.clone(), torch.get_rng_state()
+    given = images.clone()
+    state = torch.get_rng_state()
     weights = copy.deepcopy(network.state_dict())
     attack, strength = bound(name), ROWS[name].strength
+    of_all = objective(network)
     with torch.no_grad():
-        together = attack(objective(network), images, strength, KEYS, UNIT)
-    assert torch.equal(attack(objective(network), images, strength, KEYS, UNIT), together)
-    alone = attack(objective(network, LABELS[4:5]), images[4:5], strength, KEYS[4:5], UNIT)
-    torch.testing.assert_close(alone[0], together[4], rtol=0, atol=1e-6)
-    others = attack(objective(network), images, strength, KEYS + 1, UNIT)
+        together = attack(of_all, images, strength, KEYS, UNIT)
+    again = attack(of_all, images, strength, KEYS, UNIT)
+    assert torch.equal(again, together)
+    of_one = objective(network, LABELS[4:5])
+    (alone,) = attack(of_one, images[4:5], strength, KEYS[4:5], UNIT)
+    torch.testing.assert_close(alone, together[4], rtol=0, atol=1e-6)
+    others = attack(of_all, images, strength, KEYS + 1, UNIT)
     depends_on_key = not torch.allclose(others, together, atol=1e-6)
     assert depends_on_key == ROWS[name].drawn
     assert torch.equal(images, given)
@@ -120,11 +126,13 @@ def test_an_image_is_attacked_as_alone_and_nothing_else_changes(
 @each_attack
 def test_within_its_strength_and_the_box(name: str, network: nn.Module, images: Tensor) -> None:
     row, attack = ROWS[name], bound(name)
+    maximised = objective(network)
     odd = 7 * images - 1 / 3  # a public attack clamps standardised images to [-1, 1] at last
-    assert torch.equal(attack(objective(network), odd, 0.0, KEYS, Box(-1.0, 1.0)), odd)
+    not_attacked = attack(maximised, odd, 0.0, KEYS, Box(-1.0, 1.0))
+    assert torch.equal(not_attacked, odd)
     boxes = [UNIT, Box(0.3, 0.6), Box()] if row.bounded else [UNIT]
     for box in boxes:  # an image outside of the box gets no further from it
-        attacked = attack(objective(network), images, row.strength, KEYS, box)
+        attacked = attack(maximised, images, row.strength, KEYS, box)
         assert attacked.isfinite().all()
         change = (attacked - images).flatten(1)
         if row.bounded:
@@ -147,9 +155,12 @@ def test_shifts_scale_with_the_box(name: str, images: Tensor) -> None:
     shift, strength = bound(name), ROWS[name].strength
     unit = shift(None, images, strength, KEYS, UNIT)
     for box, scale, start in ((GREY_LEVELS, 255, 0), (Box(-1.0, 1.0), 2, -1)):
-        found = (shift(None, scale * images + start, strength, KEYS, box) - start) / scale
-        off = ((found - unit).abs() > 1e-4).float().mean()
-        assert off < 0.005, "a count of photons or a rounded grey level may fall to the other side"
+        scaled = shift(None, scale * images + start, strength, KEYS, box)
+        found = (scaled - start) / scale
+        differs = (found - unit).abs() > 1e-4
+        share = differs.float().mean()
+        # a count of photons or a rounded grey level may fall to the other side
+        assert share < 0.005
     message = r"^(fill is 'black', but )?pixels have no (lower )?bounds?, .* space=grey_levels$"
     with pytest.raises(ValueError, match=message):
         shift(None, images, strength, KEYS, Box())

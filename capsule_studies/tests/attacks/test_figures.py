@@ -32,14 +32,18 @@ def test_a_panel_for_each_attack_in_which_networks_keep_their_looks() -> None:
     ]
     figure = accuracy_figure(records, numbered=["another"])
     fgsm, pgd = figure.axes
-    assert (fgsm.get_title(), pgd.get_title()) == ("FGSM", "PGD")
-    names = ["cnn, best.ckpt", "capsnet, best.ckpt"]
-    assert [*looks(fgsm)] == names
-    assert looks(fgsm)[names[0]] != looks(fgsm)[names[1]]
-    assert looks(pgd) == {names[1]: looks(fgsm)[names[1]]}
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+    assert fgsm.get_title() == "FGSM"
+    assert pgd.get_title() == "PGD"
+    cnn, capsnet = "cnn, best.ckpt", "capsnet, best.ckpt"
+    of_fgsm = looks(fgsm)
+    assert list(of_fgsm) == [cnn, capsnet]
+    assert of_fgsm[cnn] != of_fgsm[capsnet]
+    assert looks(pgd) == {capsnet: of_fgsm[capsnet]}
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == [cnn, capsnet]
     assert figure.get_suptitle().startswith("1,000 test images of stand-in for MNIST. ")
-    assert fgsm.lines[0].get_xydata().tolist() == [[0, 98], [0.1, 20]]
+    first = fgsm.lines[0]
+    assert first.get_xydata().tolist() == [[0, 98], [0.1, 20]]
 
 
 def looks(axis: Axes) -> dict[str, tuple[str, str]]:

@@ -94,9 +94,9 @@ def test_restarts_keep_the_best() -> None:
     objective = NetworkObjective("cross_entropy", torch.arange(6) % 3, None, network)
     attack = partial(pgd, objective, images, 0.1, steps=2, step_size=0.01)
     one = objective.success(attack(key=keys, restarts=1))
-    many = objective.success(attack(key=keys, restarts=5))
-    assert (many >= one).all()
-    assert (many > one).any()
+    several = objective.success(attack(key=keys, restarts=5))
+    assert (several >= one).all()
+    assert (several > one).any()
 
 
 def test_noise_is_random_signs() -> None:

@@ -26,7 +26,8 @@ def run(trained: Trained) -> runs.Run:
 
 
 def opened(run: runs.Run, space: str = "input", **options: object) -> session.AttackedRun:
-    images = StudyImages(run.data_with({"eval_images": 24}), "test", CPU)
+    data = run.data_with({"eval_images": 24})
+    images = StudyImages(data, "test", CPU)
     return session.AttackedRun(run, images, space, **options)
 
 
@@ -57,8 +58,9 @@ def test_grey_levels_give_the_same_images_to_the_network(
     one = attacked.measure(fgsm, "margin", [0.1])
     other = opened(run, "grey_levels").measure(fgsm, "margin", [25.5])  # 0.1 of 255
     assert torch.allclose(one.clean.logits, other.clean.logits, atol=1e-5)
-    logits, other_logits = one.attacked[0.1, None].logits, other.attacked[25.5, None].logits
-    assert torch.allclose(logits, other_logits, atol=1e-4)
+    answers = one.attacked[0.1, None]
+    other_answers = other.attacked[25.5, None]
+    assert torch.allclose(answers.logits, other_answers.logits, atol=1e-4)
 
 
 def test_equal_couplings_are_of_what_the_attack_sees_only(
@@ -66,42 +68,68 @@ def test_equal_couplings_are_of_what_the_attack_sees_only(
 ) -> None:
     equal = opened(run, couplings="equal")
     images = attacked.batches[0].images
-    assert torch.equal(equal.logits(images), attacked.logits(images))
-    assert not torch.allclose(equal.crafted_with(images), attacked.logits(images))
+    logits = attacked.logits(images)
+    assert torch.equal(equal.logits(images), logits)
+    assert not torch.allclose(equal.crafted_with(images), logits)
 
 
 def test_runs_on_other_images_are_told_apart(run: runs.Run) -> None:
-    with_five_classes = replace(run, spec=replace(run.spec, num_classes=5))
+    five_classes = replace(run.spec, num_classes=5)
+    with_five_classes = replace(run, spec=five_classes)
     with pytest.raises(RunError, match=r"'num_classes': 5.*expected runs on the same data"):
         session.check_same_data(run, with_five_classes)
-    on_real_data = replace(run, provenance={**run.provenance, "source": "real"})
+    provenance = {**run.provenance, "source": "real"}
+    on_real_data = replace(run, provenance=provenance)
     with pytest.raises(RunError, match=r"'source': 'real'.*expected runs on the same data"):
         session.check_same_data(run, on_real_data)
 
 
 def test_a_split_without_images_is_refused(run: runs.Run) -> None:
     has_count = "val_images" in run.config.data
-    data = run.data_with({"val_images": 0} if has_count else {"validation": "none"})
+    no_validation = {"val_images": 0} if has_count else {"validation": "none"}
+    data = run.data_with(no_validation)
     with pytest.raises(RunError, match="this data has no images in split=val"):
         StudyImages(data, "val", CPU)
 
 
 def test_a_twentieth_of_the_validation_images_is_above_the_threshold(run: runs.Run) -> None:
     data = run.data_with({"eval_images": 100})
-    attacked = session.AttackedRun(run, StudyImages(data, "val", CPU), "input")
+    images = StudyImages(data, "val", CPU)
+    attacked = session.AttackedRun(run, images, "input")
     attacked.keeps_errors = True
-    errors = [attacked.logits_and_errors(batch.images)[1] for batch in attacked.batches]
-    above = torch.cat(errors) > session.detection_threshold(run, data)
-    assert 0.03 <= above.float().mean() <= 0.05
+    errors = []
+    for batch in attacked.batches:
+        _, of_batch = attacked.logits_and_errors(batch.images)
+        errors.append(of_batch)
+    threshold = session.detection_threshold(run, data)
+    is_above = torch.cat(errors) > threshold
+    assert 0.03 <= is_above.float().mean() <= 0.05
 
 
 STORED = torch.randint(256, (3, 2, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
 BATCH = Batch(STORED, torch.tensor([0, 1, 2]), torch.tensor([5, 6, 7]))
+
+
+def standardised(images: Tensor) -> Tensor:
+    cropped = crop_at(images.float(), (1, 1), 6)
+    return standardise(cropped)
+
+
+def rounded(images: Tensor) -> Tensor:
+    """Treat whole and floating-point grey levels differently."""
+    largest = 255 if images.dtype == torch.uint8 else 9
+    return images / largest
+
+
+def several_crops(images: Tensor) -> Tensor:
+    return to_unit_interval(images)[:, None]
+
+
 PREPROCESSING = {
     "unit": to_unit_interval,
-    "standardised": lambda images: standardise(crop_at(images.float(), (1, 1), 6)),
-    "rounded": lambda images: images / 255 if images.dtype == torch.uint8 else images / 9,
-    "crops": lambda images: to_unit_interval(images)[:, None],
+    "standardised": standardised,
+    "rounded": rounded,
+    "crops": several_crops,
 }
 
 
@@ -119,7 +147,8 @@ def images(preprocessing: str, labels: Tensor = BATCH.labels) -> StudyImages:
 
         def unpaired_batch(self, batch: Batch, name: str) -> Batch:
             assert name == "test"
-            return batch._replace(images=PREPROCESSING[preprocessing](batch.images))
+            preprocess = PREPROCESSING[preprocessing]
+            return batch._replace(images=preprocess(batch.images))
 
     return StudyImages(Data(), "test", CPU)
 
@@ -141,14 +170,18 @@ def test_batches_have_the_box_of_their_space(
     (batch,) = session.prepare(images(preprocessing), space)
     assert batch.box == box
     assert batch.grey_levels.tolist() == pytest.approx(grey_levels, rel=1e-4)
-    seen = PREPROCESSING[preprocessing](STORED)
-    assert torch.equal(batch.images, STORED.float() if space == "grey_levels" else seen)
+    expected = STORED.float()
+    if space == "input":
+        expected = PREPROCESSING[preprocessing](STORED)
+    assert torch.equal(batch.images, expected)
     assert torch.equal(batch.key, BATCH.key)
 
 
 def test_images_that_are_moved_have_no_grey_levels() -> None:
-    assert session.grey_levels_per_unit(STORED, to_unit_interval(STORED).flip(-1)).isnan().all()
-    assert session.grey_levels_per_unit(STORED, torch.zeros(3, 2, 12, 12)).isnan().all()
+    flipped = to_unit_interval(STORED).flip(-1)
+    composed = torch.zeros(3, 2, 12, 12)
+    assert session.grey_levels_per_unit(STORED, flipped).isnan().all()
+    assert session.grey_levels_per_unit(STORED, composed).isnan().all()
 
 
 class Network(nn.Module):

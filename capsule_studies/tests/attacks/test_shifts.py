@@ -13,7 +13,9 @@ from capsule_studies.attacks.shifts import rotation, scaling, shear, translation
 @pytest.fixture
 def images() -> Tensor:
     """No pixel is 0, so that pixels from outside can be recognised."""
-    return 0.2 + 0.8 * torch.rand(5, 2, 9, 9, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    uniform = torch.rand(5, 2, 9, 9, generator=generator)
+    return 0.2 + 0.8 * uniform
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
@@ -32,13 +34,15 @@ def test_positive_is_counter_clockwise_and_black_comes_in() -> None:
     # 2.1 pixels up and 2.1 to the right of the middle
     assert row_and_column_of_peak(rotation(None, image, 45.0)) == (2, 6)
     assert row_and_column_of_peak(rotation(None, image, -45.0)) == (6, 6)
-    white = rotation(None, torch.ones(1, 1, 9, 9), 45.0)[0, 0]
-    assert white[0, 0] == 0
-    close(white[2:7, 2:7], torch.ones(5, 5))
+    white = torch.ones(1, 1, 9, 9)
+    turned = rotation(None, white, 45.0)[0, 0]
+    assert turned[0, 0] == 0
+    close(turned[2:7, 2:7], torch.ones(5, 5))
 
 
 def row_and_column_of_peak(image: Tensor) -> tuple[int, int]:
-    return divmod(int(image.argmax()), image.shape[3])
+    place = int(image.argmax())
+    return divmod(place, image.shape[3])
 
 
 @pytest.mark.parametrize(("direction", "axis"), [("right", 3), ("down", 2)])
@@ -47,20 +51,25 @@ def test_whole_pixels_are_slices_and_nothing_wraps_around(
 ) -> None:
     for pixels in (1, 4, -3, 9, 20):
         kept = max(9 - abs(pixels), 0)
+        start, end = (0, 9 - kept) if pixels < 0 else (9 - kept, 0)
         expected = torch.zeros_like(images)
-        first, last = (0, 9 - kept) if pixels < 0 else (9 - kept, 0)
-        expected.narrow(axis, first, kept).copy_(images.narrow(axis, last, kept))
-        close(translation(None, images, float(pixels), direction=direction), expected)
+        expected.narrow(axis, start, kept).copy_(images.narrow(axis, end, kept))
+        found = translation(None, images, float(pixels), direction=direction)
+        close(found, expected)
 
 
-def test_half_a_pixel_is_the_mean_of_neighbours_and_a_border_is_repeated(images: Tensor) -> None:
+def test_half_a_pixel_is_the_mean_of_neighbours(images: Tensor) -> None:
     moved = translation(None, images, 0.5)
     right, left = images[..., 1:], images[..., :-1]
     close(moved[..., 1:], (right + left) / 2)
     close(moved[..., 0], images[..., 0] / 2)
+
+
+def test_a_border_is_repeated(images: Tensor) -> None:
     moved = translation(None, images, 3.0, fill="border", box=Box())
     border = images[..., :1].expand(-1, -1, -1, 3)
-    close(moved, torch.cat([border, images[..., :-3]], 3))
+    expected = torch.cat([border, images[..., :-3]], 3)
+    close(moved, expected)
 
 
 def test_scaling_is_a_factor_minus_1() -> None:
@@ -79,6 +88,8 @@ def test_scaling_is_a_factor_minus_1() -> None:
 def test_shear_is_pixels_to_the_right_for_each_above_the_middle(images: Tensor) -> None:
     for strength in (1.0, -1.0):
         sheared = shear(None, images, strength)
-        for row, line in enumerate(images.split(1, 2)):
-            alone = translation(None, line, strength * (4.0 - row))
-            close(sheared[:, :, row : row + 1], alone)
+        lines = zip(images.split(1, 2), sheared.split(1, 2), strict=True)
+        for row, (line, sheared_line) in enumerate(lines):
+            above_middle = 4.0 - row
+            alone = translation(None, line, strength * above_middle)
+            close(sheared_line, alone)

@@ -104,10 +104,13 @@ def test_engine_equals_torch(name: str) -> None:
 
 def test_half_precision_is_what_the_page_computes_with() -> None:
     network = with_statistics(small_capsnet(SHAPE, 10))
-    assert not torch.equal(rounded(network, "f16").digits.weight, network.digits.weight)
-    assert torch.equal(rounded(network, "f32").digits.weight, network.digits.weight)
-    sizes = {tensor["dtype"] for tensor in export(network, "f16").tensors}
-    assert sizes == {"f16", "f32"}
+    weight = network.digits.weight
+    in_half = rounded(network, "f16").digits.weight
+    in_full = rounded(network, "f32").digits.weight
+    assert not torch.equal(in_half, weight)
+    assert torch.equal(in_full, weight)
+    exported = export(network, "f16")
+    assert {tensor["dtype"] for tensor in exported.tensors} == {"f16", "f32"}
 
 
 LEAKY = partial(DynamicRouting, leaky=True)
@@ -131,7 +134,8 @@ def test_what_the_engine_lacks_is_named(network: Any, named: str) -> None:
 
 
 def test_equal_couplings_are_equal() -> None:
-    (found,) = in_node(with_statistics(small_capsnet(SHAPE, 10)), pictures(1, SHAPE), equal=True)
+    network = with_statistics(small_capsnet(SHAPE, 10))
+    (found,) = in_node(network, pictures(1, SHAPE), equal=True)
     (steps,) = found["steps"]
     for couplings, *_ in steps:
         assert couplings == pytest.approx([0.1] * len(couplings))

@@ -37,7 +37,8 @@ def run_of(network: Any, spec: DataSpec | None = None) -> Any:
 
 def painted_digits() -> Digits:
     stored = standin_digits(train=True)
-    return Digits(stored.images[:300].float() / 255, stored.labels[:300], "painted digits")
+    images = stored.images[:300].float() / 255
+    return Digits(images, stored.labels[:300], "painted digits")
 
 
 @pytest.fixture(autouse=True)
@@ -59,14 +60,17 @@ def test_facts_are_in_the_page(networks: list[Any], digits: Digits) -> None:
     assert found is not None
     facts = json.loads(found[1])
     assert facts["names"] == list(NAMES)
-    assert [network["role"] for network in facts["networks"]] == ["first", "em", "cnn"]
+    roles = [network["role"] for network in facts["networks"]]
+    assert roles == ["first", "em", "cnn"]
     for network in facts["networks"]:
         assert 0 <= network["rounding"] < 0.01
+    threes = digits.images[digits.labels == 3]
     with torch.no_grad():
-        output = networks[0].network(digits.images[digits.labels == 3])
+        output = networks[0].network(threes)
     poses = output.capsules.poses[:, 3]
-    assert facts["ranges"]["mean"][3] == pytest.approx(poses.mean(0).tolist(), abs=1e-6)
-    assert facts["ranges"]["std"][3] == pytest.approx(poses.std(0).tolist(), abs=1e-6)
+    mean, std = poses.mean(0).tolist(), poses.std(0).tolist()
+    assert facts["ranges"]["mean"][3] == pytest.approx(mean, abs=1e-6)
+    assert facts["ranges"]["std"][3] == pytest.approx(std, abs=1e-6)
 
 
 def test_page_names_no_address(networks: list[Any]) -> None:
@@ -83,8 +87,9 @@ def test_page_names_no_address(networks: list[Any]) -> None:
     ],
 )
 def test_networks_that_cannot_be_shown_are_named(chosen: tuple[str, ...], message: str) -> None:
+    opened = [run_of(NETWORKS[name]()) for name in chosen]
     with pytest.raises(RunError, match=message):
-        render([run_of(NETWORKS[name]()) for name in chosen])
+        render(opened)
 
 
 def test_other_images_and_large_pages_are_refused(

@@ -42,20 +42,23 @@ def drawn(
     means = 4 * normal(components, dim)
     loadings = normal(components, dim, factors)
     along = loadings[own] @ normal(points, factors, 1)
-    return means[own] + along.squeeze(2) + 0.3 * normal(points, dim)
+    noise = 0.3 * normal(points, dim)
+    return means[own] + along.squeeze(2) + noise
 
 
 def random_mixture(components: int = 3, dim: int = 5, factors: int = 2) -> FactorAnalysers:
     generator = torch.Generator().manual_seed(1)
-    shares = torch.rand(components, generator=generator).double()
-    means = torch.randn(components, dim, generator=generator).double()
-    loadings = torch.randn(components, dim, factors, generator=generator).double()
-    noise = 0.5 + torch.rand(components, dim, generator=generator).double()
-    return FactorAnalysers(shares / shares.sum(), means, loadings, noise)
+    shares = torch.rand(components, generator=generator)
+    means = torch.randn(components, dim, generator=generator)
+    loadings = torch.randn(components, dim, factors, generator=generator)
+    noise = 0.5 + torch.rand(components, dim, generator=generator)
+    proportions = shares.double() / shares.double().sum()
+    return FactorAnalysers(proportions, means.double(), loadings.double(), noise.double())
 
 
 def test_golden_numbers_of_one_analyser() -> None:
-    found = posterior(double(0.6, 0.1, -0.4)[None], golden())
+    point = double(0.6, 0.1, -0.4)[None]
+    found = posterior(point, golden())
     assert found.log_joint.item() == pytest.approx(-3.2198469503972844, abs=1e-12)
     factors = [0.5021583623676817, -0.11417560731584396]
     assert found.factors[0, 0].tolist() == pytest.approx(factors, rel=0, abs=1e-12)
@@ -70,8 +73,9 @@ def test_densities_are_those_of_gaussians() -> None:
     for number, (share, mean, loadings, noise) in enumerate(zip(*mixture, strict=True)):
         covariance = loadings @ loadings.t() + noise.diag()
         gaussian = multivariate_normal(mean.numpy(), covariance.numpy())
-        expected = gaussian.logpdf(points.numpy()) + share.log().item()
-        np.testing.assert_allclose(found[:, number].numpy(), expected, rtol=1e-10)
+        log_density = gaussian.logpdf(points.numpy())
+        expected = log_density + share.log().item()
+        np.testing.assert_allclose(found[:, number], expected, rtol=1e-10)
 
 
 def em_loops(points: Tensor, mixture: FactorAnalysers) -> FactorAnalysers:
@@ -114,23 +118,27 @@ def test_a_step_equals_the_loops_in_chunks_of_any_size(monkeypatch: pytest.Monke
         torch.testing.assert_close(tuple(found), tuple(expected), rtol=1e-7, atol=1e-8)
 
 
-def test_likelihood_never_falls() -> None:
-    for options in [{}, {"factors": 0}, {"components": 1}]:
-        sizes = {"components": 4, "factors": 2, **options}
-        fit = fit_factor_analysers(drawn(), **sizes, steps=30, tolerance=0.0, restarts=1)
-        gains = np.diff(fit.log_likelihoods)
-        assert (gains > -1e-9).all()
-        assert gains[0] > 1e-3
+@pytest.mark.parametrize(("components", "factors"), [(4, 2), (4, 0), (1, 2)])
+def test_likelihood_never_falls(components: int, factors: int) -> None:
+    options = {"steps": 30, "tolerance": 0.0, "restarts": 1}
+    fit = fit_factor_analysers(drawn(), components, factors, **options)
+    gains = np.diff(fit.log_likelihoods)
+    assert (gains > -1e-9).all()
+    assert gains[0] > 1e-3
 
 
 def test_scikit_learn_agrees_about_one_analyser() -> None:
     points = drawn(components=1, factors=2)
-    fit = fit_factor_analysers(points, 1, 2, steps=2000, tolerance=1e-12, restarts=1, floor=1e-9)
-    judge = FactorAnalysis(2, tol=1e-10, max_iter=5000, svd_method="lapack").fit(points.numpy())
-    assert fit.log_likelihoods[-1] == pytest.approx(judge.score(points.numpy()), abs=1e-4)
+    options = {"steps": 2000, "tolerance": 1e-12, "restarts": 1, "floor": 1e-9}
+    fit = fit_factor_analysers(points, 1, 2, **options)
+    judge = FactorAnalysis(2, tol=1e-10, max_iter=5000, svd_method="lapack")
+    judge.fit(points.numpy())
+    likelihood = judge.score(points.numpy())
+    assert fit.log_likelihoods[-1] == pytest.approx(likelihood, abs=1e-4)
     loadings = fit.mixture.loadings[0]
+    along_factors = loadings @ loadings.t()
     expected = torch.from_numpy(judge.components_.T @ judge.components_)
-    torch.testing.assert_close(loadings @ loadings.t(), expected, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(along_factors, expected, rtol=0.02, atol=0.02)
 
 
 def test_the_best_likelihood_is_kept_and_the_seed_decides() -> None:
@@ -140,12 +148,14 @@ def test_the_best_likelihood_is_kept_and_the_seed_decides() -> None:
     for seed in (12, 13, 14, 15):
         fit = fit_factor_analysers(points, 4, 1, restarts=1, seed=seed)
         alone.append(fit.log_likelihoods[-1])
-    assert several.log_likelihoods[-1] == max(alone)
-    assert max(alone) - min(alone) > 1e-6
+    best, worst = max(alone), min(alone)
+    assert several.log_likelihoods[-1] == best
+    assert best - worst > 1e-6
 
 
 def test_a_mixture_of_equal_points_is_finite() -> None:
-    fit = fit_factor_analysers(torch.ones(10, 3).double(), 2, 1, restarts=2)
+    points = torch.ones(10, 3, dtype=torch.float64)
+    fit = fit_factor_analysers(points, 2, 1, restarts=2)
     for parameter in fit.mixture:
         assert parameter.isfinite().all()
 
@@ -159,5 +169,6 @@ def test_a_mixture_of_equal_points_is_finite() -> None:
     ],
 )
 def test_wrong_numbers(options: dict[str, int], message: str) -> None:
+    sizes = {"components": 2, "factors": 1}
     with pytest.raises(ValueError, match=message):
-        fit_factor_analysers(drawn(30), **{"components": 2, "factors": 1, **options})
+        fit_factor_analysers(drawn(30), **{**sizes, **options})

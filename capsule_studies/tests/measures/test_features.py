@@ -20,22 +20,30 @@ def test_pose_of_the_label() -> None:
     found = label_poses(asked, asked.batches)
     for image, label in enumerate(asked.labels.tolist()):
         torch.testing.assert_close(found[image], poses[image, label])
-    assert torch.equal(pose_features(asked)(asked.batches), found)
+    features = pose_features(asked)
+    assert torch.equal(features(asked.batches), found)
 
 
 def test_last_features_are_what_the_last_layer_gets() -> None:
     asked = subject(small_network("cnn"))
-    last = [*asked.network.modules()][-1]
+    *_, last = asked.network.modules()
     assert isinstance(last, torch.nn.Linear)
     features = last_features(asked, asked.batches)
     torch.testing.assert_close(last(features), asked.outputs().scores)
-    found = pose_features(asked)(asked.batches)
+
+
+def test_features_of_a_cnn_are_principal_components() -> None:
+    asked = subject(small_network("cnn"))
+    features = pose_features(asked)
+    found = features(asked.batches)
     assert found.shape == (24, 16)
-    assert (found.var(0).diff() <= 1e-9).all(), "the largest first"
+    increases = found.var(0).diff()
+    assert (increases <= 1e-9).all(), "the largest first"
 
 
 def poses(images: int = 200, dim: int = 4) -> Tensor:
-    return torch.randn(images, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(images, dim, generator=generator, dtype=torch.float64)
 
 
 def turned(angle: float) -> Tensor:
@@ -47,11 +55,12 @@ def turned(angle: float) -> Tensor:
 
 def test_finds_the_map() -> None:
     before = poses()
-    found = linear_map(before, before @ turned(0.5) + 3, 1e-9)
+    after = before @ turned(0.5)
+    found = linear_map(before, after + 3, 1e-9)
     torch.testing.assert_close(found.matrix, turned(0.5), rtol=0, atol=1e-6)
     assert found.error < 1e-12
     assert found.identity_error > 1
-    by_large_penalty = linear_map(before, before @ turned(0.5), 1e9)
+    by_large_penalty = linear_map(before, after, 1e9)
     torch.testing.assert_close(by_large_penalty.matrix, turned(0), rtol=0, atol=1e-6)
 
 

@@ -23,12 +23,16 @@ IMAGES = torch.rand(3, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 def test_false_alarms_are_as_many_as_there_may_be(count: int) -> None:
     generator = torch.Generator().manual_seed(count)
     errors = torch.rand(count, generator=generator, dtype=torch.float64)
+
+    def share_above(limit: float) -> float:
+        return (errors > limit).double().mean().item()
+
     for false_alarms in [0.0, 0.01, 0.05, 0.1, 0.3, 0.5]:
         limit = threshold(errors, false_alarms)
-        assert (errors > limit).double().mean() <= false_alarms + 1e-12
+        assert share_above(limit) <= false_alarms + 1e-12
         below = errors[errors < limit].tolist()
-        lower = max(below, default=-1.0)
-        assert (errors > lower).double().mean() > false_alarms
+        next_lower = max(below, default=-1.0)
+        assert share_above(next_lower) > false_alarms
 
 
 def test_area_under_roc_is_a_count_of_pairs() -> None:
@@ -37,7 +41,8 @@ def test_area_under_roc_is_a_count_of_pairs() -> None:
     high = torch.randint(5, 25, (300,), generator=generator).double()
     above = (high[:, None] > low).double()
     ties = (high[:, None] == low).double()
-    expected = (above + 0.5 * ties).mean().item()
+    pairs = above + 0.5 * ties
+    expected = pairs.mean().item()
     assert area_under_roc(low, high) == pytest.approx(expected, abs=1e-12)
 
 
@@ -54,7 +59,9 @@ def test_area_under_roc_is_a_count_of_pairs() -> None:
     ],
 )
 def test_area_under_roc_by_hand(clean: list[int], attacked: list[int], area: float) -> None:
-    found = area_under_roc(torch.tensor(clean).double(), torch.tensor(attacked).double())
+    clean_errors = torch.tensor(clean).double()
+    attacked_errors = torch.tensor(attacked).double()
+    found = area_under_roc(clean_errors, attacked_errors)
     assert found == pytest.approx(area)
 
 
@@ -62,8 +69,10 @@ def test_the_winning_capsule_is_decoded() -> None:
     errors = winning_reconstruction_error(FakeCapsNet(OUTPUT), IMAGES)
     assert errors.shape == (3,)
     for image, label in enumerate([3, 1, 0]):
-        squared = (decoded_picture(OUTPUT, image, label) - IMAGES[image, 0].numpy()) ** 2
-        assert errors[image].item() == pytest.approx(float(squared.sum()), rel=1e-6)
+        decoded = decoded_picture(OUTPUT, image, label)
+        difference = decoded - IMAGES[image, 0].numpy()
+        expected = float((difference**2).sum())
+        assert errors[image].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_network_gives_one_error_for_each_image_with_a_gradient() -> None:
@@ -71,9 +80,11 @@ def test_a_network_gives_one_error_for_each_image_with_a_gradient() -> None:
     network = small_capsnet((2, 17, 17), 3, decoder=(4,), channels=2, types=1).eval()
     images = torch.rand(4, 2, 17, 17, requires_grad=True)
     errors = winning_reconstruction_error(network, images)
-    torch.testing.assert_close(winning_reconstruction_error(network, images[2:3])[0], errors[2])
+    (alone,) = winning_reconstruction_error(network, images[2:3])
+    torch.testing.assert_close(alone, errors[2])
     (gradient,) = torch.autograd.grad(errors.sum(), images)
-    assert (gradient.flatten(1).abs().amax(1) > 0).all()
+    largest = gradient.flatten(1).abs().amax(1)
+    assert (largest > 0).all()
 
 
 NO_ERRORS = torch.ones(0)

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from capsule_lab.types import RoutingTrace
 from capsule_studies.measures import votes as measures
@@ -28,17 +29,29 @@ def em() -> list[RoutingTrace]:
 def test_golden_distances(em: list[RoutingTrace], number: int) -> None:
     votes, activations = golden_votes()
     iteration = em[number]
+    expected = GOLDEN_DISTANCES[number]
     distances = measures.vote_distances(votes, iteration.poses)
-    assert distances[0, 0].tolist() == pytest.approx(GOLDEN_DISTANCES[number], rel=0, abs=1e-11)
+    assert distances[0, 0].tolist() == pytest.approx(expected, rel=0, abs=1e-11)
+    expected = GOLDEN_MEANS[number]
     means = measures.mean_distances(distances, iteration.couplings, activations)
-    assert means[0].tolist() == pytest.approx(GOLDEN_MEANS[number], rel=0, abs=1e-11)
+    assert means[0].tolist() == pytest.approx(expected, rel=0, abs=1e-11)
 
 
 def test_tightness() -> None:
     means = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]])
-    ratio, rank = measures.tightness(means, torch.tensor([0, 2]))
+    labels = torch.tensor([0, 2])
+    ratio, rank = measures.tightness(means, labels)
     assert ratio.tolist() == [2.0, 0.25]
     assert rank.tolist() == [1, 3]
+
+
+def auc(votes: Tensor, labels: Tensor) -> float:
+    """The area for equal couplings and activations."""
+    images, children, parents, _ = votes.shape
+    couplings = torch.full((images, children, parents), 0.5)
+    trace = RoutingTrace(0, couplings, votes.mean(1))
+    activations = torch.ones(images, children)
+    return measures.shuffled_auc(votes, trace, activations, labels)
 
 
 def test_votes_that_cluster_are_told_from_shuffled_ones() -> None:
@@ -46,29 +59,34 @@ def test_votes_that_cluster_are_told_from_shuffled_ones() -> None:
     generator = torch.Generator().manual_seed(0)
     poses = torch.randn(40, 1, 1, 4, generator=generator)
     noise = torch.randn(40, 8, 2, 4, generator=generator)
-    votes, labels = poses + 0.1 * noise, torch.arange(40) % 2
-    trace = RoutingTrace(0, torch.full((40, 8, 2), 0.5), votes.mean(1))
-    assert measures.shuffled_auc(votes, trace, torch.ones(40, 8), labels) > 0.99
-    assert 0.3 < measures.shuffled_auc(noise, trace, torch.ones(40, 8), labels) < 0.7
+    votes = poses + 0.1 * noise
+    labels = torch.arange(40) % 2
+    assert auc(votes, labels) > 0.99
+    assert 0.3 < auc(noise, labels) < 0.7
     # the same votes for all of a class: shuffling within it changes nothing
     of_class = votes[:2][labels]
-    assert measures.shuffled_auc(of_class, trace, torch.ones(40, 8), labels) == 0.5
-
-    def of_first(labels: list[int]) -> float:
-        images = len(labels)
-        part = RoutingTrace(0, trace.couplings[:images], trace.poses[:images])
-        activations = torch.ones(images, 8)
-        return measures.shuffled_auc(votes[:images], part, activations, torch.tensor(labels))
-
-    assert math.isnan(of_first([0, 1])), "an image without another of its class does not count"
-    assert of_first([0] * 9 + [1]) == of_first([0] * 9) > 0.9
+    assert auc(of_class, labels) == 0.5
+    # an image without another of its class does not count
+    assert math.isnan(auc(votes[:2], torch.tensor([0, 1])))
+    of_nine = auc(votes[:9], torch.tensor([0] * 9))
+    with_one_more = auc(votes[:10], torch.tensor([0] * 9 + [1]))
+    assert of_nine > 0.9
+    assert with_one_more == of_nine
 
 
-def test_common_displacement() -> None:
-    before = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    together = measures.common_displacement(before, before + 2, torch.rand(6) + 0.1)
-    assert together == pytest.approx(1)
-    start, apart = torch.zeros(2, 1), torch.tensor([[1.0], [-1.0]])
-    assert measures.common_displacement(start, apart, torch.ones(2)) == 0
+def test_votes_that_move_together() -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = torch.randn(6, 3, generator=generator)
+    weights = torch.rand(6, generator=generator) + 0.1
+    share = measures.common_displacement(before, before + 2, weights)
+    assert share == pytest.approx(1)
+
+
+def test_votes_that_move_apart() -> None:
+    before = torch.zeros(2, 1)
+    after = torch.tensor([[1.0], [-1.0]])
+    both_count = torch.ones(2)
+    assert measures.common_displacement(before, after, both_count) == 0
     only_one_counts = torch.tensor([1.0, 0.0])
-    assert measures.common_displacement(start, apart, only_one_counts) == pytest.approx(1)
+    share = measures.common_displacement(before, after, only_one_counts)
+    assert share == pytest.approx(1)

@@ -2,6 +2,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.types import CapsuleOutput, Capsules
@@ -15,23 +17,28 @@ def with_decoder() -> Any:
     return subject(small_capsnet((1, 24, 24), CLASSES, decoder=[8]))
 
 
-def test_parts_of_one_class_and_of_several() -> None:
+def test_parts_of_one_class() -> None:
     found = mixtures(with_decoder(), 2, 2, 0, same_class=True)
-    assert (found.labels[:, 0] == found.labels[:, 1]).all()
+    first_labels, second_labels = found.labels.unbind(1)
+    assert torch.equal(first_labels, second_labels)
     assert torch.equal(found.images, found.parts.amax(1))
     for first, second in found.parts:
         assert not torch.equal(first, second)
-    for parts in [2, 3]:
-        labels = mixtures(with_decoder(), parts, 2, 0, same_class=False).labels
-        for labels_of_image in labels.tolist():
-            assert len({*labels_of_image}) == parts
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_parts_of_several_classes(parts: int) -> None:
+    found = mixtures(with_decoder(), parts, 2, 0, same_class=False)
+    for labels in found.labels.tolist():
+        assert len(set(labels)) == parts
 
 
 def test_single_images_are_those_of_the_subject_moved() -> None:
     asked = with_decoder()
     numbers = crowding(asked, shift=0).numbers
-    right = (asked.outputs().ranking.argmax(1) == asked.labels).double().mean()
-    assert numbers["single/found"] == pytest.approx(100 * float(right))
+    predicted = asked.outputs().ranking.argmax(1)
+    right = (predicted == asked.labels).double().mean()
+    assert numbers["single/found"] == pytest.approx(100 * right.item())
 
 
 class Brightest(AbstractCapsuleNetwork):
@@ -39,18 +46,19 @@ class Brightest(AbstractCapsuleNetwork):
 
     def __init__(self) -> None:
         super().__init__()
-        self.decoder = torch.nn.Identity()
+        self.decoder = nn.Identity()
 
-    def forward(self, images: torch.Tensor, *, on_iteration: Any = None) -> CapsuleOutput:
-        corners = torch.nn.functional.max_pool2d(images, 12).flatten(1)
+    def forward(self, images: Tensor, *, on_iteration: Any = None) -> CapsuleOutput:
+        corners = functional.max_pool2d(images, 12).flatten(1)
         logits = corners * torch.tensor([1.0, 0.99, 0.98, 0.97])
-        return CapsuleOutput(logits, Capsules(logits.unsqueeze(2), logits), logits)
+        capsules = Capsules(logits.unsqueeze(2), logits)
+        return CapsuleOutput(logits, capsules, logits)
 
-    def reconstruct(self, output: CapsuleOutput, classes: torch.Tensor) -> torch.Tensor:
-        corners = torch.nn.functional.one_hot(classes, 4).float().view(-1, 1, 2, 2)
-        return torch.nn.functional.interpolate(corners, scale_factor=12)
+    def reconstruct(self, output: CapsuleOutput, classes: Tensor) -> Tensor:
+        corners = functional.one_hot(classes, 4).float()
+        return functional.interpolate(corners.view(-1, 1, 2, 2), scale_factor=12)
 
-    def capsule_layers(self) -> dict[str, torch.nn.Module]:
+    def capsule_layers(self) -> dict[str, nn.Module]:
         return {}
 
 

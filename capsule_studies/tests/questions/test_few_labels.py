@@ -59,11 +59,12 @@ def test_classes_that_are_apart_are_all_right() -> None:
 
 def test_components_are_named_by_the_labels_that_they_are_responsible_for() -> None:
     """A component without a labelled image gets the class of the nearest component with one."""
-    log_joint = torch.tensor([[0.9, 0.05, 0.05], [0.8, 0.15, 0.05], [0.1, 0.85, 0.05]]).log()
-    known = torch.tensor([2, 2, 1])
+    shares = torch.tensor([[0.9, 0.05, 0.05], [0.8, 0.15, 0.05], [0.1, 0.85, 0.05]])
+    labels = torch.tensor([2, 2, 1])
     means = torch.tensor([[0.0], [10.0], [8.0]])
     mixture = FactorAnalysers(torch.ones(3) / 3, means, torch.zeros(3, 1, 1), torch.ones(3, 1))
-    assert few._named(log_joint, known, torch.arange(3), mixture, 3).tolist() == [2, 1, 1]
+    named = few._named(shares, labels, mixture, 3)
+    assert named.tolist() == [2, 1, 1]
 
 
 def test_standardised_by_training_images() -> None:

@@ -3,6 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from capsule_lab.networks import TransformingAutoencoder
@@ -95,12 +96,20 @@ def test_scatter_of_images_in_which_a_capsule_is_there() -> None:
     presences[:15, 1] = 0.05
     presences[:, 0] = 0
     moved = {-3: poses - 3, 3: poses + 3}
-    figure = shift_scatter(poses, moved, presences, torch.tensor([2, 1, 0, 2]))
+    capsules = torch.tensor([2, 1, 0, 2])
+    figure = shift_scatter(poses, moved, presences, capsules)
     of_two, of_one, nowhere = figure.axes[:3]
-    below, above = (line.get_xydata() for line in of_two.lines[::2])
-    assert len(below) == len(above) == 20
+    below, above = points(of_two)
+    assert len(below) == 20
+    assert len(above) == 20
     np.testing.assert_allclose(above[:, 1], above[:, 0] + 3, atol=1e-6)
     np.testing.assert_allclose(below[:, 1], below[:, 0] - 3, atol=1e-6)
-    assert [len(line.get_xdata()) for line in of_one.lines[::2]] == [5, 5]
-    assert len(nowhere.lines[0].get_xdata()) == 0
-    assert [axes.get_visible() for axes in figure.axes] == [True] * 4 + [False] * 2
+    assert [len(of_shift) for of_shift in points(of_one)] == [5, 5]
+    assert [len(of_shift) for of_shift in points(nowhere)] == [0, 0]
+    visible = [axes.get_visible() for axes in figure.axes]
+    assert visible == [True, True, True, True, False, False]
+
+
+def points(axes: Axes) -> list[np.ndarray]:
+    """Return the points of each shift; every second line is the ideal one."""
+    return [line.get_xydata() for line in axes.lines[::2]]

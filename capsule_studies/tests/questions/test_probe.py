@@ -22,8 +22,10 @@ def views(toys: tuple[int, ...]) -> Batch:
     label, factors = table[:, 0], table[:, 1:]
     _, elevation, azimuth, lamp = factors.unbind(1)
     angle = (10.0 * azimuth).deg2rad()
-    noise = torch.randn(len(table), 12, generator=torch.Generator().manual_seed(sum(toys)))
-    numbers = torch.stack([angle.sin(), angle.cos(), elevation / 8, (lamp == 0).float()], 1)
+    is_first_lamp = (lamp == 0).float()
+    generator = torch.Generator().manual_seed(sum(toys))
+    noise = torch.randn(len(table), 12, generator=generator)
+    numbers = torch.stack([angle.sin(), angle.cos(), elevation / 8, is_first_lamp], 1)
     images = torch.cat([numbers, noise], 1).view(-1, 1, 4, 4)
     return Batch(images, label, label, factors)
 
@@ -83,7 +85,8 @@ def test_toys_without_a_common_front() -> None:
     turn = torch.where(batch.factors[:, 0] == 7, 12, 5)
     factors = batch.factors.clone()
     factors[:, 2] = (factors[:, 2] + turn) % 36
-    numbers = probe(dataclasses.replace(asked, batches=[batch._replace(factors=factors)])).numbers
+    turned = dataclasses.replace(asked, batches=[batch._replace(factors=factors)])
+    numbers = probe(turned).numbers
     assert numbers["linear/azimuth_degrees"] > 40
     assert numbers["linear/azimuth_degrees_aligned"] < 2
 
@@ -93,10 +96,12 @@ def test_one_view_of_a_toy_cannot_be_aligned() -> None:
     asked = subject()
     (batch,) = asked.batches
     step = len(batch.labels) // 4
-    one_each = Batch(*(field[::step] for field in batch[:4]))
-    numbers = probe(dataclasses.replace(asked, batches=[one_each])).numbers
+    fields = [field[::step] for field in batch[:4]]
+    of_one_view = dataclasses.replace(asked, batches=[Batch(*fields)])
+    numbers = probe(of_one_view).numbers
     assert np.isnan(numbers["linear/azimuth_degrees_aligned"])
 
 
 def test_angles_are_within_half_a_turn() -> None:
-    assert _median_angle(np.deg2rad([350.0, 355.0, -5.0])) == pytest.approx(5)
+    angles = np.deg2rad([350.0, 355.0, -5.0])
+    assert _median_angle(angles) == pytest.approx(5)

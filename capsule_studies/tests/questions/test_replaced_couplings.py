@@ -47,8 +47,10 @@ def test_own_couplings_in_one_pass_and_equal_ones_give_known_outputs(kind: str) 
 
 def test_mean_of_images_that_are_equal_changes_nothing() -> None:
     asked = subject(small_network("capsnet", routing=partial(DynamicRouting, iterations=3)))
-    same = asked.with_images(asked.images[:1].expand_as(asked.images))
-    numbers = replaced_couplings(replace(asked, batches=same, training=lambda _: same)).numbers
+    equal_images = asked.images[:1].expand_as(asked.images)
+    same = asked.with_images(equal_images)
+    of_same = replace(asked, batches=same, training=lambda _: same)
+    numbers = replaced_couplings(of_same).numbers
     for arm in ("mean", "same_class", "other_class"):
         assert numbers[f"{arm}/error"] == numbers["own/error"]
     assert numbers["distance_of_own_from_mean"] == pytest.approx(0, abs=1e-6)
@@ -56,15 +58,15 @@ def test_mean_of_images_that_are_equal_changes_nothing() -> None:
 
 def test_others_have_the_same_or_another_label() -> None:
     labels = torch.tensor([3, 0, 1, 0, 3, 3, 1, 2])
-    couplings = [torch.arange(16.0).view(16, 1, 1)]  # two rows for each image
+    is_alone = labels == 2
+    couplings = torch.arange(16.0).view(16, 1, 1)  # two rows for each image
     for same in (True, False):
-        (found,) = _of_others(couplings, labels, same=same)
+        (found,) = _of_others([couplings], labels, same=same)
         first_row, second_row = found.view(8, 2).unbind(1)
         assert torch.equal(second_row, first_row + 1)
         source = first_row.long() // 2
         is_same = labels[source] == labels
         assert (is_same == same).all()
-        is_alone = labels == 2
         is_itself = source == torch.arange(8)
         assert not (is_itself & ~is_alone).any()
 
@@ -82,7 +84,8 @@ def test_statistics_are_estimated_again_and_restored() -> None:
 
 def test_statistics_of_a_norm_are_those_of_the_rows_then_as_before() -> None:
     norm = torch.nn.BatchNorm1d(2).eval()
-    rows = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)) + 3
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(50, 2, generator=generator) + 3
     with _reestimating([norm]) as finish:
         norm(rows)
         finish()

@@ -14,8 +14,9 @@ from capsule_studies.tests.subjects import small_network, subject
 def tiles_that_differ(before: Tensor, after: Tensor, tiles: int) -> list[int]:
     """Return the number for each image."""
     size = before.shape[2] // tiles
-    differ = torch.nn.functional.max_pool2d((after != before).float(), size)
-    return differ.sum((1, 2, 3)).tolist()
+    changed_pixels = (after != before).float()
+    changed_tiles = torch.nn.functional.max_pool2d(changed_pixels, size)
+    return changed_tiles.sum((1, 2, 3)).tolist()
 
 
 def of_images(pictures: Tensor, keys: list[int] | None = None, batch: int = 2) -> Any:
@@ -31,10 +32,11 @@ def of_images(pictures: Tensor, keys: list[int] | None = None, batch: int = 2) -
 
 def sparse() -> Tensor:
     """Images with bright and dark columns of tiles, without contrast, with equal tiles, and with nearly equal tiles."""
+    checkerboard = torch.eye(2).repeat(4, 4)
     pictures = torch.zeros(4, 1, 8, 8)
     pictures[0, 0, :, [0, 1, 4, 5]] = 1
-    pictures[2] = torch.eye(2).repeat(4, 4)
-    pictures[3] = torch.eye(2).repeat(4, 4)
+    pictures[2] = checkerboard
+    pictures[3] = checkerboard
     pictures[3, 0, :2, :2] *= 1.1
     return pictures.repeat_interleave(3, 2).repeat_interleave(3, 3)
 
@@ -44,8 +46,9 @@ def test_the_two_tiles_differ() -> None:
     asked = of_images(sparse())
     for seed in range(5):
         found, left_out = changes(asked, 4, seed)
-        assert found["two_tiles"].counted.tolist() == [True, False, False, False]
-        assert tiles_that_differ(asked.images, found["two_tiles"].images, 4) == [2, 0, 0, 0]
+        changed, counted = found["two_tiles"]
+        assert counted.tolist() == [True, False, False, False]
+        assert tiles_that_differ(asked.images, changed, 4) == [2, 0, 0, 0]
         assert left_out == {"without_pair": 3, "too_far_for_blur": 0}
     numbers = scramble(asked).numbers
     assert numbers["two_tiles/images"] == 1
@@ -56,16 +59,19 @@ def test_all_tiles_move_and_pixels_beyond_the_last_tile_stay() -> None:
     pictures = torch.rand(2, 1, 27, 27)
     found, _ = changes(of_images(pictures), 4, 0)
     changed = found["all_tiles"].images
-    assert tiles_that_differ(pictures[..., :24, :24], changed[..., :24, :24], 4) == [16, 16]
+    tiled, tiled_before = changed[..., :24, :24], pictures[..., :24, :24]
+    assert tiles_that_differ(tiled_before, tiled, 4) == [16, 16]
     assert torch.equal(changed[..., 24:], pictures[..., 24:])
 
 
 def test_neither_order_nor_batches_matter() -> None:
-    pictures = torch.rand(6, 1, 24, 24, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.rand(6, 1, 24, 24, generator=generator)
     there = of_images(pictures)
     back = of_images(pictures.flip(0), [5, 4, 3, 2, 1, 0], batch=6)
     (batch,) = back.batches
-    back = replace(back, batches=[batch._replace(labels=there.labels.flip(0))])
+    batch = batch._replace(labels=there.labels.flip(0))
+    back = replace(back, batches=[batch])
     one, _ = changes(there, 4, 0)
     other, _ = changes(back, 4, 0)
     for name, (changed, counted) in one.items():
@@ -76,29 +82,41 @@ def test_neither_order_nor_batches_matter() -> None:
 def test_halves_are_those_of_the_class_that_is_asked_for() -> None:
     asked = subject(small_network("cnn"))
     found, _ = changes(asked, 4, 0)
-    lower = asked.images[:, :, 12:].flatten(1)
+    upper, lower = asked.images.split(12, 2)
+    itself = torch.arange(len(asked.labels))
     for name, same in (("halves_of_class", True), ("halves_of_classes", False)):
         changed, counted = found[name]
         assert counted.all()
-        assert torch.equal(changed[:, :, :12], asked.images[:, :, :12])
-        partner = torch.cdist(changed[:, :, 12:].flatten(1), lower).argmin(1)
-        assert (partner != torch.arange(len(partner))).all()
+        new_upper, new_lower = changed.split(12, 2)
+        assert torch.equal(new_upper, upper)
+        distances = torch.cdist(new_lower.flatten(1), lower.flatten(1))
+        partner = distances.argmin(1)
+        assert (partner != itself).all()
         is_same = asked.labels[partner] == asked.labels
         assert (is_same == same).all()
 
 
 def test_an_image_without_another_of_its_class_does_not_count() -> None:
-    found, _ = changes(of_images(torch.rand(3, 1, 24, 24)), 4, 0)
-    assert found["halves_of_class"].counted.tolist() == [True, False, True]
+    asked = of_images(torch.rand(3, 1, 24, 24))
+    found, _ = changes(asked, 4, 0)
+    counted = found["halves_of_class"].counted
+    assert counted.tolist() == [True, False, True]
+
+
+def test_blurred_pixel_is_the_mean_of_its_square() -> None:
+    pictures = torch.rand(1, 1, 9, 9)
+    square = pictures[0, 0, 2:5, 2:5]
+    found = blurred(pictures, 3)[0, 0]
+    torch.testing.assert_close(found[3, 3], square.mean())
 
 
 def test_blur_has_the_requested_distance_or_warns() -> None:
     pictures = torch.rand(3, 1, 24, 24, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(blurred(pictures, 3)[0, 0, 3, 3], pictures[0, 0, 2:5, 2:5].mean())
     wanted = torch.tensor([1.0, 5.0, 50.0])
     found, reached = blurred_as_far(pictures, wanted)
     assert reached.tolist() == [True, True, False]
-    near, farther, farthest = (found - pictures).flatten(1).norm(dim=1).tolist()
+    distances = (found - pictures).flatten(1).norm(dim=1)
+    near, farther, farthest = distances.tolist()
     assert near == pytest.approx(1)
     assert farther == pytest.approx(5)
     assert 0 < farthest < 50

@@ -12,24 +12,32 @@ from capsule_studies.tests.subjects import small_network, subject
 
 def test_heaviest_branches_make_up_what_is_wanted() -> None:
     weights = torch.tensor([[0.1, 0.5, 0.0, 0.4], [0.25, 0.25, 0.25, 0.25], [0.0, 0.0, 0.0, 0.0]])
-    found = _heaviest(weights, torch.tensor([0.6, 0.5, 0.1]))
-    assert found.tolist() == [[False, True, False, True], [True, True, False, False], [False] * 4]
+    targets = torch.tensor([0.6, 0.5, 0.1])
+    found = _heaviest(weights, targets)
+    assert found[0].tolist() == [False, True, False, True]
+    assert found[1].tolist() == [True, True, False, False]
+    assert found[2].tolist() == [False, False, False, False]
 
 
 def test_one_image_of_each_class_is_like_no_other() -> None:
-    grid, weights = ChildGrid(1, 1, 3, by_type=True), torch.eye(3)
-    found = _alike(weights, grid, torch.arange(3))
+    grid = ChildGrid(1, 1, 3, by_type=True)
+    weights = torch.eye(3)
+    labels = torch.arange(3)
+    found = _alike(weights, grid, labels)
     assert math.isnan(found["alike_within"])
     assert found["alike_between"] == 0
 
 
 def test_random_others_are_as_active() -> None:
-    activations = torch.rand(50, 40, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    activations = torch.rand(50, 40, generator=generator)
     chosen = torch.zeros(50, 40, dtype=torch.bool)
     chosen[:, :5] = True
     found = _random_of_same_activation(activations, chosen)
     assert not (found & chosen).any()
-    difference = (activations * found).sum(1) - activations[:, :5].sum(1)
+    of_chosen = (activations * chosen).sum(1)
+    of_found = (activations * found).sum(1)
+    difference = of_found - of_chosen
     assert (difference >= 0).all()
     assert (difference < 1).all()
 
@@ -53,10 +61,12 @@ def test_silenced_by_a_share() -> None:
     activations = question.traces["digits"].children.activations
 
     def scores(share: float) -> Tensor:
-        with silent(question, "digits", torch.full_like(activations, share)):
+        shares = torch.full_like(activations, share)
+        with silent(question, "digits", shares):
             return question.outputs().scores
 
     before = question.outputs().scores
     torch.testing.assert_close(scores(0), before)
     assert (scores(0.5) < before).all()
-    assert float(scores(1).abs().max()) < 1e-3
+    largest = scores(1).abs().max()
+    assert largest < 1e-3
