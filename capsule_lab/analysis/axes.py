@@ -39,8 +39,8 @@ def add_heading(figure: Figure, heading: str) -> None:
 def show_dollar_signs(figure: Figure) -> None:
     """Draw texts with dollar signs as they are, before the figure is saved.
 
-    Matplotlib takes them for formulas, and raises an error for what is none; names of classes, data and rows come from
-    files. Formulas of its own, for numbers at axes, stay.
+    Matplotlib takes them for formulas, and raises an error for text that is not one; names of classes, data and rows
+    come from files. Its own formulas, for numbers on axes, stay.
     """
     for text in figure.findobj(Text):
         shown = text.get_text()

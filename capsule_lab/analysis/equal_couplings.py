@@ -1,4 +1,4 @@
-"""Equal couplings in a trained network, to measure the contribution of routing beside the weights."""
+"""Equal couplings in a trained network, to measure what routing contributes apart from the weights."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _WINDOW = 1.5  # ours: validations with an error within this factor of the level
 class AtEqualError(L.Callback):
     """Compares networks that generalise to other images at equal error on images like those of the training.
 
-    A network that has learned for longer has a smaller error on both kinds of images. The last weights of two networks
+    A network that has trained longer has a smaller error on both kinds of images. The last weights of two networks
     therefore compare how fast they learn, too. This callback stores both errors at every validation. For each level, it
     fits a line, by least squares, to the other error as a function of the first. It uses the validations whose first
     error is between two thirds of the level and one and a half times the level, because a single validation is partly

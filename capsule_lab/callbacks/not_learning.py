@@ -97,7 +97,7 @@ class NotLearning(Callback):
         self.highest_rate = max(self.highest_rate, _learning_rate(pl_module))
         if self.warned or not trainer.is_global_zero:
             return
-        # the first term is that of the classes; a decoder, in the sum, may learn on its own
+        # the first term is that of the classes; the sum may fall because only the decoder learns
         terms = [name for name in outputs if name != "loss"] or ["loss"]
         loss = outputs[terms[0]].detach()
         labels = batch.classes.flatten()
@@ -217,7 +217,7 @@ class NotLearning(Callback):
             for step in steps:
                 loss = module.scheduled_loss(module.schedule_values(int(step)))
                 found.append(self._constants_of(loss, frequencies, logits=module.loss_takes_logits))
-        except Exception:  # of any kind, from a loss of the user's
+        except Exception:  # of any kind, from the user's loss
             log.debug("the loss of a constant answer cannot be computed", exc_info=True)
             return None
         step_of_batch = np.linspace(first, last, batches)

@@ -49,7 +49,7 @@ def measuring() -> dict[str, Command]:
 
 
 def proposals(run: FinishedRun) -> list[str]:
-    """Return commands that are worth a try after a run, in the order of their names."""
+    """Return the command lines to suggest after a run, sorted by the name of the command."""
     script = as_typed(Path(sys.executable).with_name("capsule-lab"))
     # relative in the environment of `make`; any other is on the PATH
     program = "capsule-lab" if script.is_absolute() else str(script)

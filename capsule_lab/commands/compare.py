@@ -149,7 +149,7 @@ def _text(value: object) -> str:
 
 
 def _test(first: _Compared, second: _Compared) -> str:
-    """Return a test on the predictions for the test images: of McNemar, or a bootstrap if several show one object."""
+    """Return McNemar's test on the predictions for the test images, or a bootstrap if several show one object."""
     from capsule_lab.tables.statistics import mcnemar, resampled_difference
 
     one = runs.predictions.read(first.directory, first.record)

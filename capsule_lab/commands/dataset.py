@@ -73,7 +73,7 @@ def main(options: DatasetOptions) -> None:
 
 
 def _training(name: str) -> DictConfig:
-    """Return the configuration of a training on the data set in ``conf/data``."""
+    """Return the configuration of a training run on the data set in ``conf/data``."""
     return compose(train.main, [f"data={name}"])
 
 

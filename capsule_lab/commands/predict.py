@@ -90,7 +90,7 @@ def main(options: PredictOptions) -> None:
 
 
 def _pictures(images: Any) -> list[str]:
-    """Return the paths of pictures, in place of a folder those in it."""
+    """Return the paths of pictures; a folder stands for all pictures in it."""
     from capsule_lab.data.formats.pictures import pictures_in
 
     names = images if isinstance(images, ListConfig) else [images]

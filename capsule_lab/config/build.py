@@ -45,7 +45,7 @@ def build_data(config: DictConfig) -> Any:
 def build_module(config: DictConfig, spec: Any) -> Any:
     """Build the LightningModule of ``config.module`` with the network of ``config.model``.
 
-    Image size and number of classes come from the ``DataSpec``; they are no options.
+    Image size and number of classes come from the ``DataSpec``; they are not options.
     """
     network = instantiate(config.model, _partial_=True, _convert_="all")
     module = instantiate(config.module, _partial_=True, _convert_="all")

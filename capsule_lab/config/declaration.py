@@ -1,4 +1,4 @@
-"""What a command declares beside its code: its options, and what a table needs to have it in a row.
+"""What a command declares besides its code: its options, and what a table needs to have it in a row.
 
 ``config``, ``runs`` and ``tables`` are given these objects and know no command by name. The commands themselves, and
 how they are found, are in ``capsule_lab.commands``.
@@ -177,7 +177,7 @@ class Command:
         first: the option that a word without a key probably is, as in ``capsule-lab evaluate runs/…``.
         for_hydra: converts the arguments of the command line to arguments for Hydra.
         measures: what it measures, if tables can have it in a row.
-        proposes: returns its arguments that are worth a try after a run, or an empty list.
+        proposes: returns the arguments with which to suggest this command after a run; empty for no suggestion.
     """
 
     name: str

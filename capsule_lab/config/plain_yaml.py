@@ -1,4 +1,4 @@
-"""YAML of other people: plain values only.
+"""Reads YAML files from other people: plain values only.
 
 Tags create objects, interpolations read the environment, and aliases of aliases multiply without end.
 """
@@ -21,15 +21,14 @@ def parse(text: str) -> Any:
     """Return the content in plain containers, read as Hydra reads its files: ``1e-3`` is a number.
 
     Raises:
-        ValueError: in one line, if it is no YAML, is too large, or has a tag, ``${…}`` or an alias of its own part.
+        ValueError: with a message of one line, if it is not YAML, is too large, or has a tag, ``${…}`` or an alias of
+            its own part.
     """
     try:
         _check_size(len(text))
         _check_events(text)
         return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except (
-        Exception
-    ) as error:  # from PyYAML, its constructors of values and OmegaConf, of many types
+    except Exception as error:  # PyYAML and OmegaConf raise many types of errors
         raise ValueError(one_line(error)[:200] or type(error).__name__) from error
 
 

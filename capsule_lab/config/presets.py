@@ -14,7 +14,7 @@ from itertools import takewhile
 from capsule_lab.config.folders import head, option_files
 
 GROUPS = ("model", "routing", "experiment")
-"""Groups whose differences are shown with a run; a run that changes its loss or schedule says so itself."""
+"""Groups whose differences are shown with a run. A changed loss or schedule is among the options of the run."""
 
 _SENTENCE_END = re.compile(r"(?<!\b[A-Z])\.\s+(?=[A-Z])")  # not at J. Hui
 _STARTS = ("As in the ", "Differs from ", "From no capsule paper")

@@ -215,8 +215,8 @@ def warn_of_fit(sides: Sequence[Sequence[int]], size: int, fit: pictures.Fit) ->
         if is_thin:
             instead = "stretch, which changes their proportions"
         log.warning(
-            "data.fit=crop keeps the middle square only and cuts off most of most pictures, such as %.0f %% of one of "
-            "%dx%d; set data.fit=%s",
+            "data.fit=crop keeps the middle square only and cuts off the larger part of most pictures, "
+            "such as %.0f %% of one of %dx%d; set data.fit=%s",
             100 * (1 - share),
             width,
             height,

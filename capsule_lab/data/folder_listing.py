@@ -1,4 +1,4 @@
-"""The pictures of a folder and their classes, as the names of files and folders give them; no picture is opened."""
+"""The pictures of a folder and their classes, taken from the names of files and folders; no picture is opened."""
 
 from __future__ import annotations
 

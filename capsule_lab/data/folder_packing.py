@@ -60,8 +60,8 @@ class _Written(NamedTuple):
 class PackedFolder(AbstractSource):
     """Pictures of a folder, packed into ``<directory>/folder-<key>`` when they are first needed.
 
-    The key depends on name, size and time of every file and on all options of reading, so that a changed picture makes
-    another pack. ``pixels.u8`` has the pixels ``(n, channel, size, size)``, and ``index.json`` their names, and the
+    The key depends on name, size and time of every file and on all options of reading, so that a changed picture leads
+    to a new pack. ``pixels.u8`` has the pixels ``(n, channel, size, size)``, and ``index.json`` their names, and the
     widths and heights of some pictures.
     ``path`` is ``None`` in a configuration that does not name it; ``reading`` is ``size``, ``fit`` and ``background``.
     Pictures that cannot be read are an error with ``bad="fail"``, and left out with ``"skip"``. Links to pictures and

@@ -60,7 +60,7 @@ class PixelFile:
 
 
 class Rows:
-    """Some images of a ``PixelFile``; a subset of them is a list of rows, and copies no image.
+    """Some images of a ``PixelFile``; a subset is a list of rows and does not copy images.
 
     It has those attributes of a tensor ``(n, channel, height, width)`` that ``Images`` and ``InMemory`` use.
 

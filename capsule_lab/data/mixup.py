@@ -57,8 +57,8 @@ def shares_of(alpha: float) -> Float[Tensor, " share"]:
 def mix(batch: Batch, shares: Float[Tensor, " share"], num_classes: int) -> Batch:
     """Mix each image in the first half of a batch with its partner in the second (Zhang et al. 2018, section 2).
 
-    ``batch`` is a transformed batch from ``WithPartners``, ``shares`` the result of ``shares_of`` on the same device,
-    of which the key of each image selects one. Return half as many images. Labels are shares of the classes, ``(batch,
+    ``batch`` is a transformed batch from ``WithPartners``, ``shares`` the result of ``shares_of`` on the same device;
+    the key of each image selects one of them. Return half as many images. Labels are shares of the classes, ``(batch,
     class)``; the rest comes from the first image.
     """
     count = len(batch.key) // 2

@@ -1,4 +1,4 @@
-"""A stratified split with scikit-learn's result, so that a split does not depend on its version, or need it.
+"""A stratified split with scikit-learn's result, so that a split neither depends on its version nor needs it.
 
 ``np.random.RandomState`` draws the same numbers in every version of NumPy (NEP 19).
 """

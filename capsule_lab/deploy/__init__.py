@@ -1,1 +1,1 @@
-"""What to do with a trained network: predict pictures, and export it for other programs."""
+"""Uses of a trained network: predictions for pictures, and export for other programs."""

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 class ExportedNetwork(nn.Module):
     """A network that returns a tuple of tensors, named ``output_names``: exported programs cannot return records.
 
-    Logits are left out: those of small scores change by more than ``TOLERANCE`` if ``expm1`` is rounded otherwise.
+    Logits are left out: those of small scores change by more than ``TOLERANCE`` if ``expm1`` is rounded differently.
 
     Args:
         network: the trained network.
@@ -190,7 +190,7 @@ def _complete_test(run: runs.Run, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _images(run: runs.Run) -> Tensor:
-    """Return as many validation images as ``BATCHES`` need, repeated if there are fewer; noise if there are none."""
+    """Return enough validation images for ``BATCHES``, repeated if there are fewer; noise if there are none."""
     number = sum(BATCHES)
     batch = None
     reason = "the run was trained on all of them"

@@ -89,7 +89,7 @@ class Predictor:
             polarity: of a drawn digit, ``"auto"``, ``"dark_on_light"`` or ``"light_on_dark"``.
 
         Raises:
-            DataError: if the file is no picture, the picture is blank, or the network does not classify one picture.
+            DataError: if the file is not a picture, the picture is blank, or the network does not classify one picture.
         """
         from capsule_lab.data.formats.pictures import open_picture
 

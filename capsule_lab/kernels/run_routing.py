@@ -33,8 +33,8 @@ def route(
 ) -> tuple[Tensor, ...]:
     """Return ``procedure(votes, activations)``.
 
-    On a CPU, ``matmul`` runs the procedure on as many images at a time as keep their votes in cache, or on all images
-    if there is an ``on_iteration``, which expects all of them. The other arguments are those of the routing function.
+    On a CPU, ``matmul`` runs the procedure on chunks of images whose votes fit into the cache. With ``on_iteration``,
+    which expects all images, it runs on all of them at once. The other arguments are those of the routing function.
     Raise ``ValueError`` if votes do not have 4 dimensions.
     """
     if isinstance(votes, Tensor) and votes.ndim != 4:

@@ -33,7 +33,7 @@ class LocalLauncher:
     Args:
         jobs: how many run at once; ``None`` for ``per_gpu`` on each GPU, or without GPUs half the number of cores, at
             least two.
-        per_gpu: how many share a GPU, which must have the memory for as many, see ``check_sharing``.
+        per_gpu: how many share a GPU, which needs memory for all of them, see ``check_sharing``.
         logs: folder for the output of jobs, ``<fingerprint>.log``.
         show: whether to print this output, too.
     """
@@ -52,7 +52,7 @@ class LocalLauncher:
     def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
         """Run jobs, and start none after ``deadline``; return an error or ``None`` by fingerprint.
 
-        Raise a ``DeviceError`` before the first one starts if not as many fit on a GPU as are to share it.
+        Raise a ``DeviceError`` before the first one starts if the jobs that are to share a GPU do not fit on it.
         """
         gpus = visible_gpus()
         if self.per_gpu > 1:

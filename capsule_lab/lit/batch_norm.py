@@ -10,7 +10,7 @@ from capsule_lab.routing.batch_norm import batch_norm_of_all_processes
 
 
 class SynchronisedBatchNorm(LayerSync):
-    """A plugin that normalises by the batches of all processes, so that training is that of one process.
+    """A plugin that normalises by the batches of all processes, so that training equals that of one process.
 
     Lightning applies it where a run has several processes. Only the class of a module changes: weights and running
     statistics keep their names, and checkpoints do not depend on the number of processes. Unlike torch's

@@ -76,7 +76,7 @@ class CapturedStep:
             return "it counts its steps on the host"
         try:
             self._update.capture(update)
-        except Exception as error:  # of any kind, from an optimizer of the user's
+        except Exception as error:  # of any kind, from the user's optimizer
             return one_line(error)
         return ""
 
@@ -214,7 +214,7 @@ class StepGraphs:
         module.scheduled_routing.set({**values, **on_device})
         try:
             self._captured = self._captured_step()
-        except Exception as error:  # of any kind, from a network or a loss of the user's
+        except Exception as error:  # of any kind, from the user's network or loss
             self._give_up(error)
             return
         finally:

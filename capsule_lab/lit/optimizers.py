@@ -1,4 +1,4 @@
-"""Parameter groups of optimizers, and the one optimizer for which torch's class does not suffice."""
+"""Parameter groups of optimizers, and the one optimizer for which torch's class is not enough."""
 
 from __future__ import annotations
 

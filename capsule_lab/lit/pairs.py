@@ -35,7 +35,7 @@ class PairsModule(AbstractModule):
 
     @property
     def quantities(self) -> list[str]:
-        """Names of the quantities in every validation and test, beside the loss; without the optional slopes."""
+        """Names of the quantities in every validation and test, besides the loss; without the optional slopes."""
         names: list[str] = []
         for metric in pair_metrics.pair_metrics(self.network).values():
             names += metric.quantities

@@ -96,7 +96,7 @@ def log_need(config: DictConfig, module: Any, spec: DataSpec, trainer: Any) -> N
     try:
         context = trainer.precision_plugin.forward_context()
         need = estimate(module, spec.image_shape, config.data.batch_size, context)
-    except Exception:  # of any kind, from a network of the user's
+    except Exception:  # of any kind, from the user's network
         log.debug("the memory that training needs cannot be estimated", exc_info=True)
         return
     if sum(need) > limit:
@@ -124,7 +124,7 @@ def need_of(config: DictConfig, enough: float) -> Estimate | None:
                     return bound
             module = build.build_module(config, spec)
             return estimate(module, spec.image_shape, config.data.batch_size, nullcontext())
-    except Exception:  # of any kind, from a network or data of the user's; the run raises it again
+    except Exception:  # of any kind, from the user's network or data; the run raises it again
         log.debug("the memory of a run cannot be estimated", exc_info=True)
         return None
 
@@ -156,7 +156,7 @@ def _need_of_weights(config: DictConfig, spec: DataSpec) -> Estimate | None:
     try:
         with _silently(), torch.random.fork_rng([]), torch.device("meta"):
             return _need_without_activations(build.build_module(config, spec))
-    except Exception:  # of any kind, from a network of the user's; the real one raises it again
+    except Exception:  # of any kind, from the user's network; the real one raises it again
         return None
 
 
@@ -185,7 +185,7 @@ def _silently() -> Iterator[None]:
 
 
 def _states(module: Any) -> int:
-    """Return how many numbers the optimizer stores for each weight: two for Adam's kind, one for momentum."""
+    """Return how many numbers the optimizer stores for each weight: two for Adam and its variants, one for momentum."""
     defaults = module.build_optimizer().defaults
     if "betas" in defaults:
         return 2
@@ -221,7 +221,7 @@ def cheapest_change(config: DictConfig, spec: DataSpec, need: Estimate, free: in
 
 
 def _smaller(config: DictConfig, spec: DataSpec) -> Iterator[tuple[str, DictConfig, DataSpec]]:
-    """Yield options that make the weights fewer, each with its configuration and specification."""
+    """Yield options that reduce the number of weights, each with its configuration and specification."""
     if config.model.get("transformation") == "per_pair":
         changed = config.copy()
         changed.model.transformation = "shared"

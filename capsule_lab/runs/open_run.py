@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from capsule_lab.networks.base import AbstractNetwork
     from capsule_lab.types import Batch, DataSpec
 
-_MOST_ITERATIONS = 1000  # ours: a hundred times as many as anybody uses; a billion would never end
+_MOST_ITERATIONS = 1000  # ours: a hundred times what anyone uses; a file may ask for a billion
 # ours: for buffers that are not saved; our networks have at most a thousandth of it
 _MORE_BYTES = 2**28
 

@@ -28,7 +28,7 @@ _LOG_LINES = 20  # ours: fits on a terminal
 
 
 class Heartbeat(BaseModel, strict=True, allow_inf_nan=False):
-    """The progress of a run at a time while it trains, ``heartbeat.json``; a run that ends by itself removes the file.
+    """The progress of a run at a time while it trains, ``heartbeat.json``; removed at the end unless the run is killed.
 
     Attributes:
         time: when it was written, in seconds since 1970.
@@ -191,7 +191,7 @@ def write_heartbeat(
 
 
 def read_heartbeat(directory: Path) -> Heartbeat | None:
-    """Return the last heartbeat of a run; ``None`` if it ended by itself or has not trained yet."""
+    """Return the last heartbeat of a run; ``None`` if it removed the file at its end or has not trained yet."""
     content = read_record(directory / HEARTBEAT, _HEARTBEAT, directory)
     return Heartbeat(**content) if content else None
 

@@ -115,7 +115,7 @@ class Replayed:
         graph = Graph(new_pool())
         try:
             outputs = graph.capture(lambda: self.function(static))
-        except Exception as error:  # of any kind, from a transform of the user's
+        except Exception as error:  # of any kind, from the user's transform
             log.info("%s runs without CUDA graphs: %s", self.what, one_line(error)[:200])
             self.is_possible = False
             return self.function(inputs)

@@ -25,7 +25,7 @@ def runs_per_gpu() -> int:
 
 
 def package_version() -> str:
-    """Return the version of this package, which stands at its top: an import from there would point up."""
+    """Return the version of this package, defined in its ``__init__``: importing it from there would point up."""
     return str(sys.modules["capsule_lab"].__version__)
 
 
@@ -52,7 +52,7 @@ def hardware(device: torch.device, count: int = 1) -> str:
 
 
 def facts_of_trainer(trainer: Any) -> dict[str, Any]:
-    """Return on what a ``lightning.Trainer`` computes in this process: device, hardware, precision and commit."""
+    """Return what a ``lightning.Trainer`` runs on in this process: device, hardware, precision and commit."""
     device = trainer.strategy.root_device
     return {
         "device": device.type,

@@ -1,4 +1,4 @@
-"""What is private in hydra-core 1.3.8, and is used here.
+"""All uses of private parts of hydra-core 1.3.8.
 
 ``capsule_lab/config/composition.py`` uses ``GlobalHydra.hydra`` beside it, which is undocumented but not private.
 """

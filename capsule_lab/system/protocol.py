@@ -16,7 +16,7 @@ SEARCH_PATH = "CAPSULE_LAB_SEARCH_PATH"
 """From a command to itself and its children: the user's configuration folders, one a line."""
 
 PARENT = "CAPSULE_LAB_PARENT"
-"""From a launcher to a run: the number of the launcher's process, with which the run ends."""
+"""From a launcher to a run: the process id of the launcher. The run ends when that process does."""
 
 DEADLINE = "CAPSULE_LAB_DEADLINE"
 """From a launcher to a run: the time, as of ``time.time``, at which the run must pause."""

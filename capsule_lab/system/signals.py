@@ -101,7 +101,7 @@ class StopRequest:
 def end_with_parent(grace: float = 0.0, parent: int | None = None) -> None:
     """Stop this process, which may save, when its parent has ended; kill it after another 8 seconds.
 
-    It may end by itself within ``grace`` seconds. ``parent`` is a process id; by default that of the current parent,
+    It first has ``grace`` seconds to end on its own. ``parent`` is a process id; by default that of the current parent,
     which may have adopted this process.
     """
     parent = os.getppid() if parent is None else parent

@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 
     @property
     def is_below_an_image(self) -> bool:
-        """Whether the deviation is smaller than one test image, so that it is no estimate."""
+        """Whether the deviation is smaller than one test image, so that it is not an estimate."""
         if len(self.values) < 2:
             return False
         predictions = self.run.predictions
@@ -122,7 +122,7 @@ class Compared(Pair):
 def compared(table: Table, entries: Sequence[Entry]) -> list[Compared]:
     """Answer the comparisons of a table for which both rows have runs.
 
-    If the deviation of a sample is smaller than one test image, it is no estimate; the pooled deviation of the
+    If the deviation of a sample is smaller than one test image, it is not an estimate; the pooled deviation of the
     samples in the same family and column takes its place. Raise a ``TableError`` if networks with ``unit: images`` or
     ``clusters`` were tested on different images.
     """

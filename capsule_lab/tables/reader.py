@@ -91,7 +91,7 @@ def select(
 
 
 def check_overrides(where: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return overrides of training runs; raise a ``TableError`` if one is none, or sets a key that the table sets."""
+    """Return overrides of training runs; raise a ``TableError`` for other text, and for a key that the table sets."""
     for override in overrides:
         try:
             check_override(override)

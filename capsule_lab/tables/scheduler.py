@@ -104,7 +104,7 @@ def _with_status(cells: Sequence[Cell], *statuses: str) -> list[Cell]:
 
 
 def _record_failures(cells: Sequence[Cell], failures: Mapping[str, str | None]) -> None:
-    """Record errors of jobs that could not do so: killed, or rejected before their run started."""
+    """Record the errors of jobs that could not do so: they were killed, or rejected before their run started."""
     for cell in cells:
         error = failures.get(cell.fingerprint)
         if error and not cell.finished:

@@ -18,7 +18,7 @@ Equivalence = Literal["yes", "no", "undecided"]
 LEVEL = 0.05  # two-sided; intervals cover 95 %
 POWER = 0.8  # Cohen 1988
 _DRAWS = 10_000  # ours: the interval then varies by about a percent of its width
-_MOST_RUNS = 10_000  # ours: no table has so many seeds
+_MOST_RUNS = 10_000  # ours: no table has that many seeds
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,8 @@ def _equivalence_of_draws(draws: npt.NDArray[Any], margin: float) -> Equivalence
 def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> Difference:
     """Compare which images two networks get wrong by the exact test of McNemar 1947.
 
-    The result describes these two networks, not their kinds. The interval is that of the paired difference of shares.
+    The result applies to these two networks, not to the two kinds of network. The interval is that of the paired
+    difference of shares.
     """
     from scipy.stats import binomtest, norm
 

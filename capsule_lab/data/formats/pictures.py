@@ -71,8 +71,8 @@ def open_picture(path: str | Path, size: int | None = None) -> Image.Image:
     """Read a picture from a file. A JPEG of more than four times ``size`` pixels is reduced while it is decoded.
 
     Raises:
-        DataError: if it cannot be read, has a single pixel, more than ``MOST_PIXELS``, or numbers that Pillow reads as
-            others; the message has the file's name and the reason.
+        DataError: if it cannot be read, has a single pixel, more than ``MOST_PIXELS``, or numbers that Pillow
+            misreads; the message has the file's name and the reason.
     """
     try:
         with open_regular(Path(path)) as file, Image.open(file) as picture:

@@ -61,7 +61,7 @@ _FOLDER = make_cache_folder()
 
 
 class CacheFile(IndexDataCacheFile):
-    """numba's cache of a function; one that is damaged, after a crash or by a full disk, is replaced."""
+    """numba's cache of a function; a damaged one, after a crash or on a full disk, is replaced."""
 
     def load(self, key: Any) -> Any:
         try:

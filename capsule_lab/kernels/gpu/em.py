@@ -94,7 +94,7 @@ def load_assigned(activations, couplings, i, child, NUMBER: tl.constexpr):
 @triton.jit
 @no_type_check
 def damped(pose, previous, d, exists, DAMPING: tl.constexpr, NUMBER: tl.constexpr):
-    """Return the pose of a parent, of which DAMPING is the previous pose."""
+    """Return the pose of a parent, which keeps the share DAMPING of the previous pose."""
     if DAMPING != 0:
         before = tl.load(previous + d, mask=exists, other=0.0).to(NUMBER)
         pose = (1 - DAMPING) * pose + DAMPING * before

@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def compile_ahead(step: Callable[[], object]) -> None:
-    """Call ``step`` while its kernels are compiled in place of being run; the next launch waits for them.
+    """Call ``step`` while its kernels are compiled instead of run; the next launch waits for them.
 
     Nothing may depend on what ``step`` computes: the results of its kernels are 1. An error, in ``step`` or in a
     compilation, is logged at level debug; what was not compiled is compiled by its launch.
