@@ -50,7 +50,7 @@ class Posteriors(NamedTuple):
     squared: Float[Tensor, "batch parent child dim"]
 
 
-def update_parents(
+def _update_parents(
     votes: AbstractVotes,
     dense: Float[Tensor, "batch parent child dim"],
     assigned: Float[Tensor, "batch parent child"],
@@ -73,7 +73,7 @@ def update_parents(
     return Posteriors(poses, kappa, nu, inverse_scale, log_share, log_precision, squared)
 
 
-def update_couplings(
+def _update_couplings(
     parents: Posteriors, normalise: Normaliser
 ) -> Float[Tensor, "batch parent child"]:
     """Update the posterior of the assignment of each child, ``R_ij``, from ``ln R_ij`` up to a constant."""
@@ -125,11 +125,11 @@ def variational_bayes_routing(
         couplings = first(votes.zero_logits())  # R_ij [b j i]
         for iteration in range(iterations):
             assigned = couplings * activations.unsqueeze(1)  # R_ij a_i [b j i]
-            parents = update_parents(votes, dense, assigned)
+            parents = _update_parents(votes, dense, assigned)
             if on_iteration is not None:
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses))
             if iteration < iterations - 1:
-                couplings = update_couplings(parents, normalise)
+                couplings = _update_couplings(parents, normalise)
         # entropy of a Gaussian [b j]
         entropy = 0.5 * (dim * math.log(2 * math.pi * math.e) - parents.log_precision)
         logits = -parents.log_share.exp() * entropy
