@@ -99,6 +99,7 @@ def test_run_that_fails_is_shown_as_failed(tiny: Tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("runs_here")
 def test_table_is_a_group_with_a_run_for_each_cell(cli: Cli, tmp_path: Path) -> None:
     columns = {"a": {"overrides": []}, "b": {"overrides": ["data.shift=1"]}}
     file = write_table(tmp_path, columns=columns, seeds=[3])

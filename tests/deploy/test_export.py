@@ -54,7 +54,7 @@ def run_of(network: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         "capsnet",
         pytest.param("efficient", marks=pytest.mark.whole),
-        pytest.param("em", marks=pytest.mark.whole),
+        pytest.param("em", marks=pytest.mark.slow),
         pytest.param("em_normalised", marks=pytest.mark.slow),
     ],
 )

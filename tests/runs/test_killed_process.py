@@ -61,7 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.whole
 @pytest.mark.integration
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_other_process_ends_and_the_run_continues_exactly(
     rank: int, whole: Path, tmp_path: Path
 ) -> None:
