@@ -142,7 +142,7 @@ COMPILED += [("convolution", "auto"), ("dense", "matmul")]
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(("name", "backend"), whole_but(COMPILED, ("classes", "fused")))
+@pytest.mark.parametrize(("name", "backend"), COMPILED)
 def test_layer_is_the_same_when_compiled_and_exported(
     name: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,7 +290,7 @@ def test_a_sweep_that_does_not_fit_is_one_sentence(
     assert not list(tmp_path.rglob("metrics.csv"))
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_stopped_sweep_of_a_shared_gpu_continues(
     cli: Cli, tmp_path: Path, shown: list[str]
