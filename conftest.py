@@ -97,7 +97,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _decorated_where_shapes_are_checked(decorate: Callable[..., Any]) -> Callable[..., Any]:
     """Leave a function that is defined within a call as it is, if that call's shapes are not checked.
 
-    ``decorate`` compiles two functions, which takes longer than many a routing that defines its steps.
+    A routing defines its steps in each call. ``decorate`` compiles two functions for each step, which often takes
+    longer than the routing itself.
     """
 
     def jaxtyped(*context: str, typechecker: Any = None) -> Any:

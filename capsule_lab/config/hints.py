@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
@@ -73,7 +76,7 @@ def _shared(key: str, config: DictConfig) -> tuple[str, str] | None:
         if not isinstance(node, DictConfig) or name not in node:
             return None
         if OmegaConf.is_interpolation(node, name):
-            text = OmegaConf.to_container(node, resolve=False)[name]  # type: ignore[call-overload,index]
-            is_plain = text.startswith("${") and ":" not in text
-            return (".".join(names[:number]), text[2:-1].lstrip(".")) if is_plain else None
+            content: Any = OmegaConf.to_container(node, resolve=False)
+            found = re.fullmatch(r"\$\{(\w[\w.]*)\}", content[name])  # no relative key, no resolver
+            return (".".join(names[:number]), found[1]) if found else None
     return None
