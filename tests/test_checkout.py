@@ -68,7 +68,7 @@ def test_sweeper_and_version_are_found_without_installation(packages: Path) -> N
     assert json.loads(ended.out) == expected
 
 
-@pytest.mark.slow  # a day of a copy without installation is of the tier of make test-all
+@pytest.mark.whole
 @pytest.mark.integration
 def test_a_run_needs_no_installation(packages: Path) -> None:
     overrides = ["debug=smoke", "trainer.accelerator=cpu", "name=here"]

@@ -303,7 +303,7 @@ TRAIN = """train:200:model=capsnet model.channels=4 model.primary.types=2 model.
 HIDDEN = ("capsule_lab", "tensorboard", "wandb")
 
 
-@pytest.mark.whole
+@pytest.mark.slow  # test_checkout.py trains in such a copy, too
 @pytest.mark.integration
 def test_day_of_a_copy_without_installation(tmp_path: Path) -> None:
     copy = tmp_path / "copy"

@@ -40,7 +40,7 @@ from tests.helpers.commands import (
     Cli,
     Tiny,
     Trained,
-    python,
+    two_processes,
 )
 from tests.helpers.training import (
     SignalAt,
@@ -697,7 +697,7 @@ WHOLE_STEP = [
 @pytest.mark.parametrize(
     ("model", "images", "steps"),
     [
-        pytest.param(TINY_CAPSNET, 128, 4, id="capsnet", marks=pytest.mark.slow),
+        pytest.param(TINY_CAPSNET, 128, 4, id="capsnet"),
         pytest.param(EM_CAPS, 32, 16, id="em_caps"),
         pytest.param(WHOLE_STEP, 16, 16, id="whole step"),
     ],
@@ -717,7 +717,7 @@ def test_two_processes_train_like_one(
         f"data.batch_size={images // 2}",
         "train.directory=two",
     ]
-    ended = python("-m", "capsule_lab", "train", *overrides, cwd=tmp_path)
+    ended = two_processes("-m", "capsule_lab", "train", *overrides, cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert ended.out.count("test error") == 1
     of_a_step = 2 * images if model is WHOLE_STEP else images

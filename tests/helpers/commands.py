@@ -1,6 +1,7 @@
 """Overrides of tiny runs, and functions that start commands in processes of their own."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -90,9 +91,28 @@ def python(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -
 
     The process is forked with its libraries imported; use ``interpreter`` for tests of imports.
     """
-    return Ended(
-        *forked_commands.run([*arguments], cwd, environment_of_a_command(**environment), limit)
-    )
+    forked = forked_commands.start(arguments, cwd, environment_of_a_command(**environment))
+    return Ended(*forked.end(limit))
+
+
+def two_processes(*arguments: str, cwd: Path, limit: float = 300) -> Ended:
+    """Run ``python -m … trainer.devices=2`` in two forked processes; return how the first one ended.
+
+    Their environment is that of ``torchrun``. Otherwise Lightning starts the second one in a new interpreter, which
+    ``tests/runs/test_killed_process.py`` covers.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in ("0", "1"):
+        of_a_rank = environment_of_a_command(
+            LOCAL_RANK=rank, NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
+        ranks.append(forked_commands.start(arguments, cwd, of_a_rank))
+    first, second = [Ended(*forked.end(limit)) for forked in ranks]
+    assert first.status or not second.status, second.err
+    return first
 
 
 def interpreter(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -> Ended:

@@ -35,7 +35,16 @@ _BENCHMARK = "bench_cpu.json"
 _MODELS = {"capsnet": "capsnet", "em_caps": "em_caps_paper"}
 """Models of the benchmark, by their names at that time; its other model had smaller images than any experiment."""
 _OF_NETWORK = ("experiment", "model", "routing", "class_routing", "data", "loss", "module")
-_SET_BY_NETWORK = ("data.path", "data.source", "data.validation_fold", "data.seed")
+_OF_IMAGES = (
+    "data.affine_validation",
+    "data.eval_images",
+    "data.path",
+    "data.seed",
+    "data.source",
+    "data.train_images",
+    "data.validation",
+)
+"""Beginnings of options that choose images, on which the cost of an image does not depend."""
 _CORES = {1: "one CPU core", 2: "two CPU cores"}
 
 
@@ -136,7 +145,7 @@ def _of_runs() -> Iterator[tuple[Network, Speed]]:
         command, _ = today()[record.command, record.recorded_hash]
         overrides = shlex.split(command.removeprefix(TRAIN))
         of_network = [each for each in overrides if each.startswith(_OF_NETWORK)]
-        kept = [each for each in of_network if not each.startswith(_SET_BY_NETWORK)]
+        kept = [each for each in of_network if not each.startswith(_OF_IMAGES)]
         config = _composed(tuple(kept))
         seconds = record.seconds / steps / config.data.batch_size
         yield network_of(config), Speed(record.file, int(threads[1]), seconds)

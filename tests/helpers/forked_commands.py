@@ -13,10 +13,15 @@ import runpy
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import IO, Any
 from unittest import mock
+
+from capsule_lab.system import protocol
 
 LIBRARIES = [
     "torch",
@@ -58,22 +63,69 @@ def _context() -> ForkServerContext:
     return context
 
 
-def run(
-    arguments: list[str], cwd: Path, environment: dict[str, str], limit: float
-) -> tuple[int, str, str]:
-    """Return status, output and errors of ``python *arguments``, which must end within ``limit`` seconds."""
-    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
-        process = _context().Process(
-            target=_become, args=(arguments, cwd, environment, out.name, err.name)
-        )
-        process.start()
+@dataclass(frozen=True)
+class Forked:
+    """A process that is ``python *arguments``, and the files with its output and its errors."""
+
+    arguments: Sequence[str]
+    process: ForkServerProcess
+    out: IO[bytes]
+    err: IO[bytes]
+
+    def end(self, limit: float) -> tuple[int, str, str]:
+        """Wait for the end, which must come within ``limit`` seconds; return status, output and errors."""
         try:
-            process.join(limit)
-            if process.exitcode is None:
-                raise TimeoutError(f"{arguments} has not ended within {limit} s")
+            self.process.join(limit)
+            status = self.process.exitcode
+            if status is None:
+                raise TimeoutError(f"{self.arguments} has not ended within {limit} s")
         finally:
-            process.kill()
-        return process.exitcode, out.read().decode(), err.read().decode()
+            self.process.kill()
+        with self.out as out, self.err as err:
+            out.seek(0)
+            err.seek(0)
+            return status, out.read().decode(), err.read().decode()
+
+
+def start(arguments: Sequence[str], cwd: Path, environment: dict[str, str]) -> Forked:
+    out = tempfile.NamedTemporaryFile()  # noqa: SIM115 - `end` closes it
+    err = tempfile.NamedTemporaryFile()  # noqa: SIM115
+    process = _forked(arguments, cwd, environment, out.name, err.name)
+    return Forked(arguments, process, out, err)
+
+
+class Popen:
+    """Replaces ``subprocess.Popen`` in a launcher whose jobs are ``python -m …``."""
+
+    def __init__(
+        self, command: Sequence[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any
+    ) -> None:
+        # the parent of the process is not the launcher
+        environment = {name: value for name, value in env.items() if name != protocol.PARENT}
+        file = str(Path(stdout.name).absolute())
+        self._process = _forked(command[1:], Path.cwd(), environment, file, file)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
+
+    def send_signal(self, signum: int) -> None:
+        os.kill(self._process.pid, signum)
+
+
+def _forked(
+    arguments: Sequence[str], cwd: Path, environment: dict[str, str], out: str, err: str
+) -> ForkServerProcess:
+    process = _context().Process(target=_become, args=([*arguments], cwd, environment, out, err))
+    process.start()
+    return process
 
 
 def _become(

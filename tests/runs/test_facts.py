@@ -20,7 +20,7 @@ from capsule_lab.runs import results
 from capsule_lab.runs.open_run import open as open_run
 from capsule_lab.runs.summary import summary
 from capsule_lab.system import environment
-from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, Cli, Tiny, Trained, python
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, Cli, Tiny, Trained, two_processes
 from tests.helpers.training import SignalAt, run
 
 TEST_SET = 359  # of the stand-in digits
@@ -298,7 +298,7 @@ def test_index_of_ready_weights_has_only_the_test_of_these_weights(a_copy: Path)
 @pytest.mark.whole
 def test_several_processes_count_all_images(tmp_path: Path) -> None:
     two = ["trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=32", "train.directory=two"]
-    ended = python("-m", "capsule_lab", "train", *TINY, *NO_PICTURES, *two, cwd=tmp_path)
+    ended = two_processes("-m", "capsule_lab", "train", *TINY, *NO_PICTURES, *two, cwd=tmp_path)
     assert ended.status == 0, ended.err
     result = json.loads((tmp_path / "two" / "metrics.json").read_text())
     assert {**counts(result), "val": 0} == {

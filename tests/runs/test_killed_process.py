@@ -3,11 +3,12 @@
 import json
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.commands import NO_PICTURES, TINY_CNN, TINY_DATA, Ended, python
+from tests.helpers.commands import NO_PICTURES, TINY_CNN, TINY_DATA, Ended, python, two_processes
 from tests.helpers.interruptions import differences
 from tests.helpers.training import checkpoint
 
@@ -28,7 +29,8 @@ RUN = [
 ]
 
 
-def train(folder: Path, rank: int, *overrides: str) -> Ended:
+def train(folder: Path, rank: int, *overrides: str, run: Callable[..., Ended] = python) -> Ended:
+    """Train; with ``run=two_processes`` without the time in which Lightning starts the second process."""
     options = [
         "_target_: tests.helpers.crash_callbacks.KillOneProcess",
         f"marker: {folder}/killed",
@@ -37,7 +39,7 @@ def train(folder: Path, rank: int, *overrides: str) -> Ended:
     ]
     kill = f"+callbacks.kill={{{', '.join(options)}}}"
     command = ["-m", "capsule_lab", "train", *RUN, kill, f"train.directory={folder}/run"]
-    return python(*command, *overrides, cwd=folder)
+    return run(*command, *overrides, cwd=folder)
 
 
 def is_alive(pid: str) -> bool:
@@ -54,7 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that is not disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "killed").touch()
-    ended = train(folder, 0)
+    ended = train(folder, 0, run=two_processes)
     assert ended.status == 0, ended.err
     return folder
 
@@ -75,7 +77,7 @@ def test_other_process_ends_and_the_run_continues_exactly(
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert checkpoint(tmp_path / "run")["global_step"] == SAVED_AT
 
-    ended = train(tmp_path, rank, "train.resume=true")
+    ended = train(tmp_path, rank, "train.resume=true", run=two_processes)
     assert ended.status == 0, ended.err
     assert f"continuing {tmp_path}/run/checkpoints/last.ckpt" in ended.out
     result = json.loads((tmp_path / "run" / "metrics.json").read_text())

@@ -4,10 +4,12 @@ import json
 import re
 import shlex
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from capsule_lab.launchers import local
 from capsule_lab.runs import lock
 from capsule_lab.system import protocol
-from tests.helpers import crash_callbacks
+from tests.helpers import crash_callbacks, forked_commands
 from tests.helpers.commands import (
     NO_PICTURES,
     ROOT,
@@ -142,6 +144,10 @@ class Swept:
     after: dict[str, Any]
 
 
+FORKED = {**vars(subprocess), "Popen": forked_commands.Popen}
+"""``subprocess`` without the time in which a new interpreter imports the libraries."""
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
     """The launcher sees two GPUs."""
@@ -164,6 +170,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
         patch.setattr("tempfile.tempdir", str(folder))
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setattr(local, "visible_gpus", lambda: ["0", "1"])
+        patch.setattr(local, "subprocess", SimpleNamespace(**FORKED))
         command = ("sweep", f"table={file}", "launcher=gpus")
         first = call(*command)
         cells = cells_of(file)
@@ -229,14 +236,16 @@ def test_repeated_sweep_runs_only_unfinished_cells(
 @pytest.mark.whole
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    "signum",
-    [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],
-    ids=lambda signum: signum.name,
+    ("signum", "seeds"),
+    [
+        pytest.param(signal.SIGTERM, [0], id="SIGTERM"),
+        pytest.param(signal.SIGTERM, [0, 1], id="SIGTERM, two runs", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, [0], id="SIGKILL", marks=pytest.mark.slow),
+    ],
 )
 def test_runs_save_a_checkpoint_and_end_with_their_sweep(
-    table_file, tmp_path: Path, signum: signal.Signals
+    table_file, tmp_path: Path, signum: signal.Signals, seeds: list[int]
 ) -> None:
-    seeds = [0, 1] if signum == signal.SIGTERM else [0]
     file = table_file(seeds=seeds, base=ENDLESS, rows=[GOOD])
     command = ["-u", "-m", "capsule_lab", "sweep", f"table={file}", "launcher=gpus"]
     process = start(*command, "hydra.launcher.jobs=2", cwd=tmp_path)
@@ -254,7 +263,9 @@ def test_runs_save_a_checkpoint_and_end_with_their_sweep(
         process.communicate()
     if signum == signal.SIGTERM:
         assert process.returncode == 128 + signal.SIGTERM
-        saved = "2 runs were stopped after saving checkpoints; the same command continues"
+        saved = (
+            f"{len(seeds)} runs were stopped after saving checkpoints; the same command continues"
+        )
         assert err == f"capsule_lab: stopped by SIGTERM; {saved}\n"
     for cell in cells_of(file):
         assert "stopped by SIGTERM at step" in cell.error
