@@ -6,6 +6,7 @@ how they are found, are in ``capsule_lab.commands``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +90,15 @@ class Options(BaseModel):
         return options
 
     @classmethod
-    def own(cls) -> list[Option]:
+    def own(cls) -> Sequence[Option]:
         """Return the options outside configuration groups, those of nested models by dotted key."""
-        return list(_options_of(cls, ""))
+        return _own(cls)
+
+
+@functools.cache
+def _own(model: type[Options]) -> tuple[Option, ...]:
+    # a sweep asks for them hundreds of times, and evaluating the annotations takes half a millisecond
+    return tuple(_options_of(model, ""))
 
 
 def _options_of(model: type[Options], prefix: str) -> Iterator[Option]:

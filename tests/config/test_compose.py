@@ -21,7 +21,7 @@ from capsule_lab.errors import ConfigError
 from capsule_lab.types import DataSpec
 
 MODELS = options_of("model")
-KINDS = ["capsnet", "cnn_baseline", "em_caps", "em_caps_paper"]
+KINDS = ["capsnet", "cnn_baseline", "em_caps"]
 OF_PAIRS = [
     name for name in MODELS if name.startswith(("transforming_autoencoder", "pair_autoencoder"))
 ]

@@ -15,7 +15,7 @@ from capsule_lab.config import build
 from capsule_lab.config.messages import user_message
 from capsule_lab.errors import ConfigError, DataError
 from capsule_lab.lit.lightning_internals import MisconfigurationException
-from tests.helpers.commands import TINY, Cli, Trained, interpreter
+from tests.helpers.commands import TINY, Cli, Trained, python
 from tests.helpers.data_modules import without_network
 from tests.helpers.messages import TABLES, message_for, one_sentence
 
@@ -83,7 +83,7 @@ def test_every_command_refuses_in_one_line_and_writes_nothing(
 def test_traceback_is_shown_only_with_hydra_full_error(cli: Cli, tmp_path: Path) -> None:
     misspelt = ["train", "trainer.max_epoch=3"]
     one_sentence(cli(*misspelt))
-    ended = interpreter("-m", "capsule_lab", *misspelt, cwd=tmp_path, HYDRA_FULL_ERROR="1")
+    ended = python("-m", "capsule_lab", *misspelt, cwd=tmp_path, HYDRA_FULL_ERROR="1")
     assert "Traceback" in ended.err
     assert list(tmp_path.iterdir()) == []
 

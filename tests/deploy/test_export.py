@@ -19,7 +19,7 @@ from capsule_lab.layers import PrimaryCapsules
 from capsule_lab.networks import CapsNet, EfficientCapsNet
 from capsule_lab.routing import DynamicRouting, EMRouting, NormalisedEMRouting
 from capsule_lab.types import DataSpec
-from tests.helpers.commands import Cli, Trained, interpreter
+from tests.helpers.commands import Cli, Trained, python
 from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.tiers import whole_but
 
@@ -179,7 +179,7 @@ def test_command_exports_weights_with_their_entry_of_the_index(cli: Cli, trained
 @pytest.mark.whole
 @pytest.mark.integration
 def test_one_graph_is_compiled(tmp_path: Path) -> None:
-    """In a new interpreter: torch does not compile the checks of shapes in tests."""
+    """In a process without checks of shapes, which torch does not compile."""
     script = """
 import torch
 from capsule_lab import CapsNet, EMRouting
@@ -195,5 +195,5 @@ for function, arguments in (network, routing):
         outputs.append([output, *gradients])
     torch.testing.assert_close(*outputs)
 """
-    ended = interpreter("-c", script, cwd=tmp_path)
+    ended = python("-c", script, cwd=tmp_path)
     assert (ended.status, ended.err) == (0, "")

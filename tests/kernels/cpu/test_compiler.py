@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capsule_lab.kernels.cpu import compiler, em
-from tests.helpers.commands import ROOT, interpreter
+from tests.helpers.commands import ROOT, python
 
 
 def test_folder_is_named_by_the_hash_of_all_sources(
@@ -45,7 +45,8 @@ def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 SCRIPT = """
-import torch
+import numba, torch
+numba.config.reload_config()  # the process is forked with numba imported
 from capsule_lab.kernels import cpu
 from capsule_lab.kernels.cpu import compiler, em
 
@@ -66,10 +67,10 @@ def test_machine_code_is_found_from_another_place(tmp_path: Path) -> None:
     name = compiler.cache_folder(tmp_path, compiler.SOURCES).name
     for sources, hits in ((ROOT, "0"), (clone, "1")):
         cache = {"PYTHONPATH": str(sources), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-        ended = interpreter("-c", SCRIPT, cwd=tmp_path, **cache)
+        ended = python("-c", SCRIPT, cwd=tmp_path, **cache)
         assert ended.out.split() == [name, hits]
     (tmp_path / "file").write_text("")
-    ended = interpreter("-c", SCRIPT, cwd=tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "file"))
+    ended = python("-c", SCRIPT, cwd=tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "file"))
     assert ended.out.split() == ["None", "0"]
     assert "set NUMBA_CACHE_DIR" in ended.err
 
