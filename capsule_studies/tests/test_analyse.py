@@ -103,6 +103,21 @@ def test_error_is_that_of_the_network_on_the_images_of_the_split(a_copy: Path) -
     assert numbers["error"] == pytest.approx(100 * wrong / images)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "fingerprint"),
+    [
+        ([], "629a465f"),
+        (["seed=0"], "629a465f"),  # that of training
+        (["seed=1"], "0fd79570"),  # of the untrained network
+    ],
+)
+def test_fingerprint_of_a_recorded_analysis_stays(
+    a_copy: Path, overrides: list[str], fingerprint: str
+) -> None:
+    outcome = asked(a_copy, "what=sign", *overrides)
+    assert outcome.path.name == f"best-val-sign-standin-{fingerprint}.json"
+
+
 @pytest.mark.whole
 def test_a_probe_knows_how_images_were_taken_and_what_classes_are_called(
     toynorb: Path, tmp_path: Path

@@ -107,8 +107,24 @@ def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> Non
     assert few["images"] == 20
     assert all_of_them["images"] == 30
     assert few["images_sha256"] != all_of_them["images_sha256"]
-    other = attacked(a_copy, "data=mnist", "data.source=standin", "attack=noise").result
-    assert other["images"] == 10, "other data needs no seed"
+    other = attacked(a_copy, "data=mnist", "data.source=standin", "attack=noise")
+    assert other.result["images"] == 10, "other data needs no seed"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fingerprint"),
+    [
+        ([], "fd9a14b6"),
+        (["seed=0"], "fd9a14b6"),  # that of training
+        (["data=mnist", "data.source=standin"], "fdf22b44"),
+        (["data=mnist", "data.source=standin", "seed=1"], "7b90426b"),
+    ],
+)
+def test_fingerprint_of_a_recorded_attack_stays(
+    a_copy: Path, overrides: list[str], fingerprint: str
+) -> None:
+    outcome = attacked(a_copy, "attack=noise", *overrides)
+    assert outcome.path.name == f"best-test-noise-standin-{fingerprint}.json"
 
 
 @pytest.mark.whole
