@@ -10,7 +10,7 @@ import torch
 from capsule_lab import runs
 from capsule_lab.commands import compose
 from capsule_lab.commands.train import train
-from capsule_studies.commands.analyse import analyse, table
+from capsule_studies.commands.analyse import AnalyseOptions, analyse, table
 from capsule_studies.study import StudyOutput
 from tests.helpers.commands import NO_PICTURES, Cli
 from tests.helpers.messages import one_sentence
@@ -19,7 +19,8 @@ SMALL = ["images=20", "trainer.accelerator=cpu"]
 
 
 def asked(run: Path, *overrides: str) -> StudyOutput:
-    return analyse(compose("analyse", [f"ckpt={run}", *SMALL, *overrides]))
+    config = compose("analyse", [f"ckpt={run}", *SMALL, *overrides])
+    return analyse(AnalyseOptions.read(config))
 
 
 def test_record_rows_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from capsule_lab.commands import compose
-from capsule_studies.commands.attack import attack, tables
+from capsule_studies.commands.attack import AttackOptions, attack, tables
 from capsule_studies.study import StudyOutput
 from tests.helpers.commands import Cli
 from tests.helpers.fakes import captions, row_names
@@ -25,7 +25,8 @@ def _short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attacked(run: Path, *overrides: str) -> StudyOutput:
-    return attack(compose("attack", [f"ckpt={run}", "checks=false", *SMALL, *overrides]))
+    config = compose("attack", [f"ckpt={run}", "checks=false", *SMALL, *overrides])
+    return attack(AttackOptions.read(config))
 
 
 def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) -> None:
