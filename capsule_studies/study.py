@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
@@ -15,7 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from capsule_lab import runs
-from capsule_lab.commands.evaluate import open_run
+from capsule_lab.commands.evaluate import (
+    data_options,
+    is_other_data,
+    open_run,
+    seed_in_effect,
+)
 from capsule_lab.commands.figures import keep_figures
 from capsule_lab.config.check import check, check_trainer_of_evaluation
 from capsule_lab.config.composition import to_container
@@ -40,9 +45,15 @@ class StudyOptions(Options):
     """Your own packages that the checkpoint may name; safetensors refuses files that must be unpickled."""
     seed: Seed | None = None
     """Seed of what is drawn at random, and of other data, with data=; default: seed of the training."""
-    data: Group
+    data: Group | None
     trainer: Group
-    logger: Group
+    logger: Group | None
+    if TYPE_CHECKING:  # each command declares them with a default of its own
+        split: Literal["test", "val"]
+        images: int | None
+
+
+CommandOptions = TypeVar("CommandOptions", bound=StudyOptions)
 
 
 def check_study(config: DictConfig) -> None:
@@ -51,13 +62,14 @@ def check_study(config: DictConfig) -> None:
     check_trainer_of_evaluation(config.trainer, ["accelerator"])
 
 
-class StudyInput(NamedTuple):
-    """The inputs of a study; ``options`` are the data options that differ from training."""
+class StudyInput(NamedTuple, Generic[CommandOptions]):
+    """The inputs of a study; ``data_options`` are those that differ from training, ``seed`` is the one in effect."""
 
-    config: DictConfig
+    options: CommandOptions
+    seed: int
     run: runs.Run
     data: Any
-    options: dict[str, Any]
+    data_options: dict[str, Any]
     device: torch.device
     function: Callable[..., Any]
 
@@ -82,16 +94,18 @@ class StudyOutput(NamedTuple):
 
 
 def run_study(
-    config: DictConfig,
+    options: CommandOptions,
     group: str,
     folder: str,
-    find: Callable[[StudyInput], StudyResult],
+    find: Callable[[StudyInput[CommandOptions]], StudyResult],
     *,
+    uses_seed: bool = False,
     cpu_batch: int | None = None,
 ) -> StudyOutput:
-    """Run a study of ``config.ckpt``, an attack or question in ``group``; its path is in ``folder`` of the run.
+    """Run a study of ``options.ckpt``, an attack or question in ``group``; its path is in ``folder`` of the run.
 
-    It writes nothing. ``cpu_batch`` is the largest batch size on a CPU; ``None`` for the run's batch size.
+    It writes nothing. ``uses_seed`` tells whether it needs the seed for more than other data; ``cpu_batch`` is the
+    largest batch size on a CPU, ``None`` for the run's batch size.
     """
     import torch
     from hydra.utils import instantiate
@@ -99,16 +113,20 @@ def run_study(
     from capsule_lab.config import build
     from capsule_studies.subject import OF_PAIRS
 
-    name = name_of(config[group])
-    run = open_run(config)
-    trainer = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None)
+    run = open_run(options.ckpt, options.trust)
+    has_other_data = is_other_data(options.data)
+    seed = seed_in_effect(options.seed, run, is_used=has_other_data or uses_seed)
+    options = options.with_values(seed=seed)
+    chosen: DictConfig = getattr(options, group)
+    name = name_of(chosen)
+    trainer = build.build_trainer(OmegaConf.create({"trainer": options.trainer}), None)
     device = trainer.strategy.root_device
-    options = to_container(config).get("data") or {}
+    changes = data_options(options.data)
     batch_size = run.config.data.get("eval_batch_size")
-    if cpu_batch and device.type == "cpu" and batch_size and "_target_" not in options:
-        options = {"eval_batch_size": min(batch_size, cpu_batch), **options}
-    data = run.data_with({**options, **run.number_of_images(config.images, options)})
-    function = instantiate(config[group])
+    if cpu_batch and device.type == "cpu" and batch_size and not has_other_data:
+        changes = {"eval_batch_size": min(batch_size, cpu_batch), **changes}
+    data = run.data_with({**changes, **run.number_of_images(options.images, changes)})
+    function = instantiate(chosen)
     if name not in OF_PAIRS:
         instead = "for this one, use analyse with what=poses or what=few_labels"
         run.check_classifies(f"{group}={name}", instead)
@@ -117,34 +135,37 @@ def run_study(
         build.constructing(f"{group}={name}"),
         torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
     ):
-        study = StudyInput(config, run, data, options, device, function)
+        study = StudyInput(options, seed, run, data, changes, device, function)
         answer = find(study)
     seconds = round(time.monotonic() - start_time, 2)
-    result = {"seconds": seconds, **answer.result, **_facts(study, group, answer.batches)}
+    result = {"seconds": seconds, **answer.result, **_facts(study, chosen, answer.batches)}
     source = data.provenance["source"]
-    stem = "-".join([run.checkpoint.stem, config.split, name, source, _fingerprint(config)])
+    fingerprint = _fingerprint(options.config)
+    stem = "-".join([run.checkpoint.stem, options.split, name, source, fingerprint])
     path = run.directory / folder / f"{stem}.json"
     return StudyOutput(result, path, run, lambda: answer.figures(result, stem), answer.rows)
 
 
-def _facts(study: StudyInput, group: str, batches: Sequence[Any]) -> dict[str, Any]:
+def _facts(
+    study: StudyInput[CommandOptions], chosen: DictConfig, batches: Sequence[Any]
+) -> dict[str, Any]:
     """Return what a record says of every study: what was studied, on which images and where."""
     from capsule_lab.system import environment
     from capsule_studies.images import count_images
 
-    config, run = study.config, study.run
+    run = study.run
     pixels = hashlib.sha256()
     for batch in batches:
         pixels.update(batch.images.cpu().contiguous().numpy().tobytes())
     weight = next(run.network.parameters())
     return {
         "checkpoint": str(run.checkpoint),
-        "options": to_container(config)[group],
-        "split": config.split,
+        "options": to_container(chosen),
+        "split": study.options.split,
         "images": count_images(batches),
         "images_sha256": pixels.hexdigest(),
         "provenance": study.data.provenance,
-        "data": run.data_config(study.options),
+        "data": run.data_config(study.data_options),
         "hardware": environment.hardware(study.device, 1),
         "precision": _PRECISIONS[str(weight.dtype)],
         **environment.of_this_process(),

@@ -42,7 +42,7 @@ class _Compared(NamedTuple):
 @command("compare", CompareOptions)
 def main(options: CompareOptions) -> None:
     """Print the options that differ, the results, and a test of whether both networks get the same images wrong."""
-    names = list(options.runs or ())
+    names = options.runs or []
     if len(names) != 2:
         raise ConfigError(
             f"runs has {len(names)} entries; expected two run directories: runs=[runs/…,runs/…]"

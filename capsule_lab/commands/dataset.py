@@ -65,7 +65,7 @@ def main(options: DatasetOptions) -> None:
     else:
         known |= {str(key) for key in _training(options.name).data}
     others = [key for key in main.own_options if key not in known]
-    check_effect(options.config, main, f"with name={options.name}", others)
+    check_effect(options, f"with name={options.name}", others)
     if options.name == _RENDERED:
         _render(options)
     else:
@@ -84,8 +84,9 @@ def _fetch(options: DatasetOptions) -> None:
     build.quiet_lightning_logs()
     training = _training(options.name)
     for key, option in main.own_options.items():
-        if key in training.data and options.config[key] != option.default:
-            training.data[key] = options.config[key]
+        value = getattr(options, key)
+        if key in training.data and value != option.default:
+            training.data[key] = value
     train.check_training(training)
     data = build.build_data(training)
     data.prepare_data()

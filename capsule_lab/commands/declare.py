@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -38,22 +38,23 @@ from capsule_lab.system.signals import install, interruptible, restore
 from capsule_lab.system.slurm import requeue
 from capsule_lab.system.terminal import usable_streams
 
-Function = Callable[[Any], Mapping[str, Any] | None]
+CommandOptions = TypeVar("CommandOptions", bound=Options)
+Function = Callable[[CommandOptions], Mapping[str, Any] | None]
 
 
 def command(
     name: str,
-    options: type[Options],
+    options: type[CommandOptions],
     *,
     check: Callable[[DictConfig], None] = check,
     first: str = "",
     for_hydra: Callable[[Sequence[str]], list[str]] = list,
     measures: Measurement | None = None,
     proposes: Callable[[FinishedRun], list[str]] | None = None,
-) -> Callable[[Function], RunnableCommand]:
+) -> Callable[[Function[CommandOptions]], RunnableCommand]:
     """Return a decorator that makes a command of a function of its options; see ``Command``."""
 
-    def decorate(function: Function) -> RunnableCommand:
+    def decorate(function: Function[CommandOptions]) -> RunnableCommand:
         return RunnableCommand(name, options, function, check, first, for_hydra, measures, proposes)
 
     return decorate

@@ -52,7 +52,7 @@ class EvaluateOptions(Options):
     safetensors refuses files that must be unpickled."""
     seed: Seed | None = None
     """Seed of other data, with data=; default: seed of the training."""
-    data: Group
+    data: Group | None
     trainer: Group
 
 
@@ -78,8 +78,9 @@ _TRAINER = (
 def _check(config: DictConfig) -> None:
     """Raise a ``ConfigError`` if options of ``evaluate`` do not exist, or have no effect."""
     check(config)
-    used = (*_TRAINER, f"limit_{config.split}_batches")
-    check_trainer_of_evaluation(config.trainer, used)
+    options = EvaluateOptions.read(config)
+    used = (*_TRAINER, f"limit_{options.split}_batches")
+    check_trainer_of_evaluation(options.trainer, used)
 
 
 @command(
@@ -97,14 +98,13 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     """Evaluate ``ckpt``, print the result and write it into the run directory."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only  # slow; --help does not need it
 
-    config = options.config
-    result, path, run = evaluate_checkpoint(config)
+    result, path, run = evaluate_checkpoint(options)
     if getattr(rank_zero_only, "rank", 0):
         return {}  # only the first of several processes prints and writes
-    first, others = runs.results.describe_metrics(config.split, result[config.split])
+    first, others = runs.results.describe_metrics(options.split, result[options.split])
     console = Console(highlight=False)
     data = printable(runs.results.describe_data(result["provenance"]))
-    console.print(f"[bold]{first}[/]{others}  of {escape(str(config.ckpt))}", soft_wrap=True)
+    console.print(f"[bold]{first}[/]{others}  of {escape(options.ckpt)}", soft_wrap=True)
     console.print(f"data: {data}", soft_wrap=True, markup=False)
     predictions = run.module.test_predictions()
     if predictions:
@@ -115,32 +115,48 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     return result
 
 
-def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path, runs.Run]:
-    """Evaluate with options of ``conf/evaluate.yaml``; return result, path for it, and run. Writes nothing."""
-    run = open_run(config)
-    data = to_container(config).get("data") or {}
-    result = evaluate(run, config.split, data, config.trainer, couplings=config.couplings)
-    return result, result_file(run, config.split, data, result), run
+def evaluate_checkpoint(options: EvaluateOptions) -> tuple[dict[str, Any], Path, runs.Run]:
+    """Evaluate ``ckpt`` of the options; return result, path for it, and run. Writes nothing."""
+    run = open_run(options.ckpt, options.trust)
+    seed = seed_in_effect(options.seed, run, is_used=is_other_data(options.data))
+    options = options.with_values(seed=seed)
+    data = data_options(options.data)
+    result = evaluate(run, options.split, data, options.trainer, couplings=options.couplings)
+    return result, result_file(run, options.split, data, result), run
 
 
-def open_run(config: DictConfig) -> runs.Run:
-    """Open the run of ``config.ckpt``, for a command that measures weights.
-
-    A ``seed`` that is not given becomes the seed of training; other data may need one.
-    """
+def open_run(ckpt: str, trust: Trusted) -> runs.Run:
+    """Open a run for a command that measures weights, without the messages of Lightning."""
     from capsule_lab.config import build  # torch and Lightning
 
     build.quiet_lightning_logs()
-    run = runs.open(config.ckpt, trust=config.trust)
-    is_of_other_data = "_target_" in (config.get("data") or {})
-    is_used = is_of_other_data or config.get("untrained")
-    if config.seed not in (None, run.config.seed) and not is_used:
+    return runs.open(ckpt, trust=trust)
+
+
+def seed_in_effect(seed: int | None, run: runs.Run, *, is_used: bool) -> int:
+    """Return the seed of a measurement: the option ``seed``, by default the seed of training.
+
+    Raise a ``ConfigError`` if it is another seed than that of training, and the measurement does not use it.
+    """
+    of_training: int = run.config.seed
+    if seed is None:
+        return of_training
+    if seed != of_training and not is_used:
         raise ConfigError(
-            f"seed={config.seed} has no effect on the data of the training, which keeps its seed; expected data= with "
+            f"seed={seed} has no effect on the data of the training, which keeps its seed; expected data= with "
             "other data, or no seed"
         )
-    config.seed = run.config.seed if config.seed is None else config.seed
-    return run
+    return seed
+
+
+def is_other_data(data: DictConfig | None) -> bool:
+    """Return whether the option ``data`` is a whole data set, not changes of the data of training."""
+    return "_target_" in (data or {})
+
+
+def data_options(data: DictConfig | None) -> dict[str, Any]:
+    """Return the option ``data`` in plain containers, as ``runs.Run.data_with`` expects it."""
+    return to_container(data) if data else {}
 
 
 def check_outputs(run: runs.Run, outputs: Iterable[Tensor]) -> None:

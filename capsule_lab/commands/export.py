@@ -36,7 +36,7 @@ def main(options: ExportOptions) -> None:
     """Export ``ckpt`` and print the file; for safetensors also its entry for the index of ready weights."""
     if options.to == "safetensors":
         where = "with to=safetensors, which has all weights"
-        check_effect(options.config, main, where, ["reconstruction"])
+        check_effect(options, where, ["reconstruction"])
     from capsule_lab.config import build
     from capsule_lab.deploy import export  # torch and Lightning
 

@@ -43,7 +43,7 @@ class FiguresOptions(Options):
     sheet_classes: list[int] | None = None
     """Classes whose poses are varied in the sheets of all dimensions, such as [0,3];
     null: the class of the first held-out image."""
-    logger: Group
+    logger: Group | None
 
 
 def _of_several_labels(run: FinishedRun) -> list[str]:
@@ -116,7 +116,9 @@ def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
     from capsule_lab import callbacks
     from capsule_lab.config import build
 
-    for name, options in loggers.items():
+    trainer = {"_target_": "lightning.Trainer", "accelerator": "cpu"}
+    config = OmegaConf.create({"logger": loggers, "trainer": trainer})  # a copy
+    for name, options in config.logger.items():
         # runs of a table have names other than that of the directory
         if "group" not in options:
             continue
@@ -124,8 +126,6 @@ def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
             recorded = plain_value(run.config, f"logger.{name}.{key}")
             if recorded:
                 options[key] = recorded
-    trainer = {"_target_": "lightning.Trainer", "accelerator": "cpu"}
-    config = OmegaConf.create({"logger": loggers, "trainer": trainer})
     opened: list[Any] = build.build_trainer(config, run.directory).loggers
     callbacks.log_run_facts(opened, run.config, run.provenance)
     return opened
@@ -147,7 +147,7 @@ def draw(run: runs.Run, options: FiguresOptions) -> Iterator[tuple[str, Figure]]
         without_effect += ["images", "sheet_classes"]
     if isinstance(run.network, AbstractPairNetwork):
         without_effect.append("held_out")
-    check_effect(options.config, main, f"for {type(run.network).__name__}", without_effect)
+    check_effect(options, f"for {type(run.network).__name__}", without_effect)
     title = f"{run.directory.name}: {{}}{runs.results.short_name(run.provenance)}"
     for name, figure in figures(run.directory / "metrics.csv"):
         add_heading(figure, title.format(""))

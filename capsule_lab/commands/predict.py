@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from omegaconf import ListConfig
 from pydantic import Field
 from rich.console import Console
 from rich.markup import escape
@@ -64,7 +63,7 @@ def main(options: PredictOptions) -> None:
     predictor = load(options.ckpt, trust=options.trust)
     if predictor.input_form["kind"] != "digit":
         where = "on networks that were not trained on digits"
-        check_effect(options.config, main, where, ["polarity"])
+        check_effect(options, where, ["polarity"])
     seen: dict[str, Tensor] = {}
     unreadable = []
     for path in _pictures(options.images):
@@ -93,7 +92,7 @@ def _pictures(images: Any) -> list[str]:
     """Return the paths of pictures; a folder stands for all pictures in it."""
     from capsule_lab.data.formats.pictures import pictures_in
 
-    names = images if isinstance(images, ListConfig) else [images]
+    names = images if isinstance(images, list) else [images]
     paths = [expanded(str(name)) for name in names]
     found: list[str] = []
     for path in paths:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omegaconf import ListConfig
 from rich.console import Console
 
 from capsule_lab.commands.declare import command
@@ -54,9 +53,9 @@ def main(options: ReportOptions) -> None:
     from capsule_lab.tables.summary import summarise
 
     if options.difference is None:
-        check_effect(options.config, main, "without difference=", ["power"])
+        check_effect(options, "without difference=", ["power"])
     table = selected_table(options)
-    entries = summarise(table, list(options.overrides))
+    entries = summarise(table, options.overrides)
     answers = compared(table, entries)
     planned: list[str] = []
     if options.difference is not None:
@@ -134,7 +133,7 @@ def _command_line(options: ReportOptions) -> str:
     for key, option in main.own_options.items():
         value = getattr(options, key)
         if key != "overrides" and value != option.default:
-            text = f"[{','.join(map(str, value))}]" if isinstance(value, ListConfig) else value
+            text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
             words.append(f"{key}={text}")
     return shlex.join([*words, *options.overrides])
 

@@ -24,7 +24,7 @@ class SweepOptions(TableOptions):
     """Time for training and evaluation, such as 9m; default: until all runs are complete."""
     dry_run: bool = False
     """Show the command and the status of every run without training."""
-    launcher: Group
+    launcher: Group | None  # Hydra keeps its node: hydra.launcher
 
 
 @command("sweep", SweepOptions, first="table", for_hydra=partial(for_hydra, options=SweepOptions))
@@ -37,9 +37,8 @@ def main(options: SweepOptions) -> None:
     if options.budget is not None:
         deadline = time.time() + budget_seconds(options.budget)
     table = selected_table(options)
-    overrides = list(options.overrides)
     if options.dry_run:
-        show_plan(table, overrides)
+        show_plan(table, options.overrides)
         return
     launcher = instantiate(HydraConfig.get().launcher)
     if options.budget is not None and isinstance(launcher, SlurmLauncher):
@@ -47,7 +46,7 @@ def main(options: SweepOptions) -> None:
             f"budget={options.budget} works only with launcher=basic and launcher=gpus; with launcher=slurm, set "
             "hydra.launcher.timeout_min, after which a job is requeued and continues"
         )
-    run_table(table, overrides, launcher.launch, deadline)
+    run_table(table, options.overrides, launcher.launch, deadline)
 
 
 if __name__ == "__main__":

@@ -36,5 +36,5 @@ def read_table(table: str | Path | None, overrides: Sequence[str] = ()) -> Table
 
 def selected_table(options: TableOptions) -> Table:
     """Read the table, with only the rows, columns and seeds that the options name."""
-    table = read_table(options.table, list(options.overrides))
+    table = read_table(options.table, options.overrides)
     return reader.select(table, rows=options.rows, columns=options.columns, seeds=options.seeds)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from operator import attrgetter
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.config.declaration import Command, Option, expected_words
+from capsule_lab.config.declaration import Command, Option, Options, expected_words
 from capsule_lab.config.folders import default_options
 from capsule_lab.config.hints import key_meant
 from capsule_lab.config.signatures import check_value, described, kinds_of, refused
@@ -68,15 +69,13 @@ def check_required(config: DictConfig, command: Command) -> None:
             raise ConfigError(f"{option.key} is missing; expected {option.key}=<{expected}>")
 
 
-def check_effect(
-    config: DictConfig, command: Command, where: str, without_effect: Collection[str]
-) -> None:
-    """Raise a ``ConfigError`` if an option of a command that has no effect ``where`` differs from its default."""
-    options = command.own_options
+def check_effect(options: Options, where: str, without_effect: Collection[str]) -> None:
+    """Raise a ``ConfigError`` if an option that has no effect ``where`` differs from its default."""
+    defaults = {option.key: option.default for option in options.own()}
     for key in without_effect:
-        value = OmegaConf.select(config, key)
-        if value != options[key].default:
-            others = ", ".join(sorted({*options} - {*without_effect}))
+        value = attrgetter(key)(options)
+        if value != defaults[key]:
+            others = ", ".join(sorted({*defaults} - {*without_effect}))
             raise ConfigError(
                 f"{key}={value} has no effect {where}; leave it out: the options there are {others}"
             )

@@ -10,10 +10,11 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, Self, get_args, get_type_hints
 
 from annotated_types import Ge, Lt
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 MISSING = "???"
@@ -47,7 +48,7 @@ Seed = Annotated[int, Ge(0), Lt(2**32)]  # numpy's limit
 Weights = Annotated[str, _Weights("a run, a file or the name of ready weights")]
 Trusted = list[str] | str | None
 Paths = Annotated[Any, _Paths("files or folders")]
-Group = Annotated[Any, _Group()]
+Group = Annotated[DictConfig, _Group()]
 
 
 class Option(NamedTuple):
@@ -69,25 +70,44 @@ class Option(NamedTuple):
 class Options(BaseModel):
     """Options of a command: a field for each key, with its default, and a sentence below it.
 
-    Fields of the type ``Group`` are configuration groups. An option without a default must be given.
+    Fields of the type ``Group`` are configuration groups: nodes with a ``_target_``, which Hydra instantiates.
+    ``Group | None`` is a group of which no option may be chosen. An option without a default must be given.
     """
 
-    model_config = ConfigDict(use_attribute_docstrings=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        use_attribute_docstrings=True, arbitrary_types_allowed=True, frozen=True
+    )
 
     _config: DictConfig = PrivateAttr()
 
     @property
     def config(self) -> DictConfig:
-        """The composed configuration from which the options were read."""
+        """The composed configuration from which the options were read.
+
+        It is for what concerns the whole configuration: its hash or fingerprint, its copy in a checkpoint, and
+        everything that training builds from it. A single option is read from its field.
+        """
         return self._config
 
     @classmethod
-    def read(cls, config: DictConfig) -> Any:
-        """Return the options in a composed configuration, whose values ``check_options`` has checked."""
-        values = {name: config.get(name) for name in cls.model_fields}
+    def read(cls, config: DictConfig) -> Self:
+        """Return the options in a composed configuration, whose values ``check_options`` has checked.
+
+        Lists and mappings become plain containers, and nested options become models. No value is converted, so that
+        records and messages show what was given: a ``float`` may be a whole number. An option that must be given and
+        is not, as in a notebook, is ``None``. OmegaConf raises an error for a key that was deleted.
+        """
+        annotations = get_type_hints(cls, include_extras=True)
+        values = {name: _value_of(config, name, annotations[name]) for name in cls.model_fields}
         options = cls.model_construct(**values)
         options._config = config
         return options
+
+    def with_values(self, **values: Any) -> Self:
+        """Return a copy with other values, also in groups that refer to them, as ``data.seed`` refers to ``seed``."""
+        config = self.config.copy()
+        config.update(values)
+        return self.read(config)
 
     @classmethod
     def own(cls) -> Sequence[Option]:
@@ -105,12 +125,29 @@ def _options_of(model: type[Options], prefix: str) -> Iterator[Option]:
     annotations = get_type_hints(model, include_extras=True)
     for name, field in model.model_fields.items():
         annotation = annotations[name]
-        if isinstance(annotation, type) and issubclass(annotation, Options):
+        if _is_nested(annotation):
             yield from _options_of(annotation, f"{prefix}{name}.")
         elif not has_mark(annotation, _Group):
             default = MISSING if field.is_required() else field.default
             description = " ".join((field.description or "").split())
             yield Option(f"{prefix}{name}", default, annotation, description)
+
+
+def _is_nested(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Options)
+
+
+def _value_of(config: DictConfig, name: str, annotation: Any) -> Any:
+    """Return a value of a configuration as an option of this type has it."""
+    if OmegaConf.is_missing(config, name):
+        return None
+    if has_mark(annotation, _Group):
+        may_be_absent = NoneType in get_args(annotation)
+        return config.get(name) if may_be_absent else config[name]
+    value = config[name]
+    if _is_nested(annotation):
+        return annotation.read(value)
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def expected_words(annotation: Any) -> str:

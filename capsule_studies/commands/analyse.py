@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from omegaconf import DictConfig
 from pydantic import Field
 from rich.table import Table
 from rich.text import Text
@@ -79,34 +78,34 @@ def _what_to_ask(run: FinishedRun) -> list[str]:
 )
 def main(options: AnalyseOptions) -> dict[str, Any]:
     """Analyse ``ckpt``, print the numbers, and write them with figures to the run."""
-    outcome = analyse(options.config)
+    outcome = analyse(options)
     show_and_keep(outcome, [table(outcome.result)], options.logger, pdf=True)
     return outcome.result
 
 
-def analyse(config: DictConfig) -> StudyOutput:
+def analyse(options: AnalyseOptions) -> StudyOutput:
     """Answer a question about a run's network, and about the same network before training; see ``study.run_study``."""
-    return run_study(config, "what", "analyses", _find)
+    return run_study(options, "what", "analyses", _find, uses_seed=options.untrained)
 
 
-def _find(setting: StudyInput) -> StudyResult:
+def _find(setting: StudyInput[AnalyseOptions]) -> StudyResult:
     from capsule_studies.images import StudyImages
     from capsule_studies.open_subject import open_subject
 
-    config, run = setting.config, setting.run
-    images = StudyImages(setting.data, config.split, setting.device)
+    options, run = setting.options, setting.run
+    images = StudyImages(setting.data, options.split, setting.device)
     trained = open_subject(run, run.network, images)
     check_outputs(run, _outputs(trained))
     answers = {"trained": setting.function(trained)}
-    if config.untrained:
-        network = _untrained(run, images, config.seed)
+    if options.untrained:
+        network = _untrained(run, images, setting.seed)
         answers["untrained"] = setting.function(open_subject(run, network, images))
 
     def figures(result: Mapping[str, Any], stem: str) -> Iterator[tuple[str, Figure]]:
         from capsule_lab.analysis.plotting import add_heading
 
         source = runs.results.short_name(run.provenance)
-        data = f"{result['images']} {_SPLITS[config.split]} images of {source}"
+        data = f"{result['images']} {_SPLITS[options.split]} images of {source}"
         endings = {"trained": (f"step {run.step}", ""), "untrained": ("untrained", "_untrained")}
         for weights, answer in answers.items():
             state, ending = endings[weights]

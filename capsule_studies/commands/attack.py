@@ -21,7 +21,7 @@ from capsule_lab import runs
 from capsule_lab.commands.declare import command
 from capsule_lab.commands.evaluate import check_outputs
 from capsule_lab.config.check_options import check_effect
-from capsule_lab.config.declaration import Count, Group, Measurement, Weights
+from capsule_lab.config.declaration import Count, Group, Measurement, Trusted, Weights
 from capsule_lab.errors import ConfigError, printable
 from capsule_studies.attacks.kind import PIXEL_STRENGTHS, kind_of
 from capsule_studies.names import name_of
@@ -122,21 +122,23 @@ class AttackResult(runs.results.Evaluation):
 def _check(config: DictConfig) -> None:
     """Raise a ``ConfigError`` if options of ``attack`` do not fit together."""
     check_study(config)
-    epsilons = config.epsilons
+    options = AttackOptions.read(config)
+    epsilons = options.epsilons
     if epsilons is not None:
         different = set(filter(math.isfinite, epsilons))
         if not different or len(different) < len(epsilons):
             raise ConfigError(
                 f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]"
             )
-    if config.objective != "training":
+    if options.objective != "training":
         return
     for name, without_effect in (("source", None), ("couplings", "trained"), ("targeted", False)):
-        if config[name] != without_effect:
+        value = getattr(options, name)
+        if value != without_effect:
             what = "labels, not targets" if name == "targeted" else "the attacked network"
             raise ConfigError(
                 f"objective=training works only with {what}; expected objective=cross_entropy or margin with "
-                f"{name}={config[name]}"
+                f"{name}={value}"
             )
 
 
@@ -157,92 +159,98 @@ def _figures_of_table(entries: Sequence[Entry]) -> dict[str, Figure]:
 )
 def main(options: AttackOptions) -> dict[str, Any]:
     """Attack ``ckpt``, print accuracy and checks, and write both with figures to the run."""
-    outcome = attack(options.config)
+    outcome = attack(options)
     show_and_keep(outcome, tables(outcome.result), options.logger)
     return outcome.result
 
 
-def attack(config: DictConfig) -> StudyOutput:
-    """Run the attack of a configuration of ``conf/attack.yaml``; see ``study.run_study``."""
-    return run_study(config, "attack", "attacks", _attacked, cpu_batch=_CPU_BATCH)
+def attack(options: AttackOptions) -> StudyOutput:
+    """Run the attack of the options; see ``study.run_study``."""
+    return run_study(options, "attack", "attacks", _attacked, cpu_batch=_CPU_BATCH)
 
 
-def _attacked(setting: StudyInput) -> StudyResult:
+def _attacked(setting: StudyInput[AttackOptions]) -> StudyResult:
     from capsule_studies.attacks import checks, session
     from capsule_studies.attacks.record import of_budgets, of_clean
     from capsule_studies.images import StudyImages
 
-    config, run, function = setting.config, setting.run, setting.function
-    _check_effects(config)
-    source = _open_other(config, "source", run)
-    baseline = _open_other(config, "baseline", run)
-    images = StudyImages(setting.data, config.split, setting.device)
+    options, run, function = setting.options, setting.run, setting.function
+    _check_effects(options)
+    source = _open_other(options.source, options.trust, run)
+    baseline = _open_other(options.baseline, options.trust, run)
+    images = StudyImages(setting.data, options.split, setting.device)
     attacked = session.AttackedRun(
-        run, images, config.space, source=source, couplings=config.couplings
+        run, images, options.space, source=source, couplings=options.couplings
     )
     check_outputs(run, (attacked.logits(batch.images) for batch in attacked.batches))
     threshold = None
-    if config.split == "test":
-        number = run.number_of_images(_FOR_THRESHOLD, setting.options)
-        few = run.data_with({**setting.options, **number})
+    if options.split == "test":
+        number = run.number_of_images(_FOR_THRESHOLD, setting.data_options)
+        few = run.data_with({**setting.data_options, **number})
         threshold = session.detection_threshold(run, few)
     attacked.keeps_errors = threshold is not None
-    epsilons = _epsilons(config, attacked)
-    targets = [*range(run.spec.num_classes)] if config.targeted else [None]
+    epsilons = _epsilons(options, attacked)
+    targets = [*range(run.spec.num_classes)] if options.targeted else [None]
     start_time = time.monotonic()
     with _progress(attacked, "attacking", len(epsilons) * len(targets)):
-        measured = attacked.measure(function, config.objective, epsilons, targets)
+        measured = attacked.measure(function, options.objective, epsilons, targets)
     seconds = time.monotonic() - start_time
     verdicts = []
-    if _is_checked(config):
-        judge = None if baseline is None else session.AttackedRun(baseline, images, config.space)
-        options = {"images": config.check_images, "baseline": judge}
+    if _is_checked(options):
+        judge = None if baseline is None else session.AttackedRun(baseline, images, options.space)
         with _progress(attacked, "checking", None):
-            results = checks.checks(attacked, function, config.objective, epsilons, **options)
+            results = checks.checks(
+                attacked,
+                function,
+                options.objective,
+                epsilons,
+                images=options.check_images,
+                baseline=judge,
+            )
             verdicts = [check._asdict() for check in results]
     result = {
-        config.split: of_clean(measured, threshold),
+        options.split: of_clean(measured, threshold),
         "attack": of_budgets(measured, threshold),
         "seconds": round(seconds, 2),
         "checks": verdicts,
         "source": None if source is None else str(source.checkpoint),
         "baseline": None if baseline is None else str(baseline.checkpoint),
-        "objective": config.objective,
-        "space": config.space,
-        "couplings": config.couplings,
-        "targeted": config.targeted,
+        "objective": options.objective,
+        "space": options.space,
+        "couplings": options.couplings,
+        "targeted": options.targeted,
     }
     figures = functools.partial(_figures, run, attacked, measured)
     return StudyResult(result, attacked.batches, figures)
 
 
-def _open_other(config: DictConfig, option: str, run: runs.Run) -> runs.Run | None:
+def _open_other(path: str | None, trust: Trusted, run: runs.Run) -> runs.Run | None:
     """Open the run that an option names, if it names one; it must have the data of the attacked run."""
     from capsule_studies.attacks import session
 
-    if not config[option]:
+    if not path:
         return None
-    other = runs.open(config[option], trust=config.trust)
+    other = runs.open(path, trust=trust)
     session.check_same_data(run, other)
     return other
 
 
-def _is_checked(config: DictConfig) -> bool:
+def _is_checked(options: AttackOptions) -> bool:
     """Return whether the checks for masked gradients run, which need the gradient of the attacked network itself."""
-    is_other = config.targeted or config.source or config.couplings == "equal"
-    return bool(config.checks and kind_of(config.attack).along_gradients and not is_other)
+    is_other = options.targeted or options.source or options.couplings == "equal"
+    return bool(options.checks and kind_of(options.attack).along_gradients and not is_other)
 
 
-def _check_effects(config: DictConfig) -> None:
+def _check_effects(options: AttackOptions) -> None:
     """Raise a ``ConfigError`` for an option that this attack does not use."""
-    kind, name = kind_of(config.attack), f"with attack={name_of(config.attack)}"
+    kind, name = kind_of(options.attack), f"with attack={name_of(options.attack)}"
     if not kind.along_gradients:
-        check_effect(config, main, f"{name}, which follows no gradient", ["objective"])
+        check_effect(options, f"{name}, which follows no gradient", ["objective"])
     if not (kind.along_gradients or kind.queries):
-        check_effect(config, main, f"{name}, which uses no network", ["source", "couplings"])
-    if not _is_checked(config):
+        check_effect(options, f"{name}, which uses no network", ["source", "couplings"])
+    if not _is_checked(options):
         without_effect = ["baseline", "check_images"]
-        check_effect(config, main, "without checks of this attack", without_effect)
+        check_effect(options, "without checks of this attack", without_effect)
 
 
 def _figures(
@@ -280,17 +288,17 @@ def _figures(
         yield f"{name}_{stem}", figure
 
 
-def _epsilons(config: DictConfig, attacked: AttackedRun) -> list[float]:
+def _epsilons(options: AttackOptions, attacked: AttackedRun) -> list[float]:
     """Return the configured strengths or the attack's defaults; strengths must not exceed the range of the pixels."""
-    strengths = kind_of(config.attack).strengths
-    is_length = config.attack.get("norm") == "l2"
+    strengths = kind_of(options.attack).strengths
+    is_length = options.attack.get("norm") == "l2"
     box, shape = attacked.batches[0].box, attacked.batches[0].images.shape[1:]
-    if config.epsilons is not None:
-        epsilons = [float(epsilon) for epsilon in config.epsilons]
+    if options.epsilons is not None:
+        epsilons = [float(epsilon) for epsilon in options.epsilons]
     elif strengths and not is_length:
         epsilons = [*strengths]
     else:
-        epsilons = _pixel_strengths(config.space, box, is_length=is_length)
+        epsilons = _pixel_strengths(options.space, box, is_length=is_length)
     if strengths:  # which are not changes of pixels
         return epsilons
     span = box.high - box.low
@@ -301,8 +309,8 @@ def _epsilons(config: DictConfig, attacked: AttackedRun) -> list[float]:
     for epsilon in epsilons:
         if not 0 <= epsilon <= most:
             raise ConfigError(
-                f"epsilons contains {epsilon:g}; expected 0 to {most:g} for attack={name_of(config.attack)}, images of "
-                f"{shape[1]}x{shape[2]} pixels and a pixel range of {span:g}"
+                f"epsilons contains {epsilon:g}; expected 0 to {most:g} for attack={name_of(options.attack)}, images "
+                f"of {shape[1]}x{shape[2]} pixels and a pixel range of {span:g}"
             )
     return epsilons
 

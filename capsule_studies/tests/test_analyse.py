@@ -10,7 +10,7 @@ import torch
 from capsule_lab import runs
 from capsule_lab.commands import compose
 from capsule_lab.commands.train import train
-from capsule_studies.commands.analyse import analyse, table
+from capsule_studies.commands.analyse import AnalyseOptions, analyse, table
 from capsule_studies.study import StudyOutput
 from tests.helpers.commands import NO_PICTURES, Cli
 from tests.helpers.messages import one_sentence
@@ -19,7 +19,8 @@ SMALL = ["images=20", "trainer.accelerator=cpu"]
 
 
 def asked(run: Path, *overrides: str) -> StudyOutput:
-    return analyse(compose("analyse", [f"ckpt={run}", *SMALL, *overrides]))
+    config = compose("analyse", [f"ckpt={run}", *SMALL, *overrides])
+    return analyse(AnalyseOptions.read(config))
 
 
 def test_record_rows_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) -> None:
@@ -101,6 +102,21 @@ def test_error_is_that_of_the_network_on_the_images_of_the_split(a_copy: Path) -
         assert not key.startswith("untrained")
     assert outcome.result["images"] == images
     assert numbers["error"] == pytest.approx(100 * wrong / images)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fingerprint"),
+    [
+        ([], "629a465f"),
+        (["seed=0"], "629a465f"),  # that of training
+        (["seed=1"], "0fd79570"),  # of the untrained network
+    ],
+)
+def test_fingerprint_of_a_recorded_analysis_stays(
+    a_copy: Path, overrides: list[str], fingerprint: str
+) -> None:
+    outcome = asked(a_copy, "what=sign", *overrides)
+    assert outcome.path.name == f"best-val-sign-standin-{fingerprint}.json"
 
 
 @pytest.mark.whole

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from capsule_lab.commands import compose
-from capsule_studies.commands.attack import attack, tables
+from capsule_studies.commands.attack import AttackOptions, attack, tables
 from capsule_studies.study import StudyOutput
 from tests.helpers.commands import Cli
 from tests.helpers.fakes import captions, row_names
@@ -25,7 +25,8 @@ def _short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attacked(run: Path, *overrides: str) -> StudyOutput:
-    return attack(compose("attack", [f"ckpt={run}", "checks=false", *SMALL, *overrides]))
+    config = compose("attack", [f"ckpt={run}", "checks=false", *SMALL, *overrides])
+    return attack(AttackOptions.read(config))
 
 
 def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) -> None:
@@ -107,8 +108,24 @@ def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> Non
     assert few["images"] == 20
     assert all_of_them["images"] == 30
     assert few["images_sha256"] != all_of_them["images_sha256"]
-    other = attacked(a_copy, "data=mnist", "data.source=standin", "attack=noise").result
-    assert other["images"] == 10, "other data needs no seed"
+    other = attacked(a_copy, "data=mnist", "data.source=standin", "attack=noise")
+    assert other.result["images"] == 10, "other data needs no seed"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fingerprint"),
+    [
+        ([], "fd9a14b6"),
+        (["seed=0"], "fd9a14b6"),  # that of training
+        (["data=mnist", "data.source=standin"], "fdf22b44"),
+        (["data=mnist", "data.source=standin", "seed=1"], "7b90426b"),
+    ],
+)
+def test_fingerprint_of_a_recorded_attack_stays(
+    a_copy: Path, overrides: list[str], fingerprint: str
+) -> None:
+    outcome = attacked(a_copy, "attack=noise", *overrides)
+    assert outcome.path.name == f"best-test-noise-standin-{fingerprint}.json"
 
 
 @pytest.mark.whole

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from annotated_types import Ge, Lt
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from capsule_lab import commands
 from capsule_lab.commands.declare import command
@@ -117,14 +118,33 @@ def test_required_option_that_is_not_given_is_one_sentence(
 
 
 def test_options_are_read_from_a_configuration() -> None:
-    values = {"ckpt": "a", "images": "b", "top": 4, "run": {"resume": True}}
-    config = OmegaConf.create(values)
+    config = OmegaConf.create(
+        {
+            "ckpt": "a",
+            "images": ["b", "c"],
+            "source": MISSING,
+            "to": "json",
+            "top": 4,
+            "seed": None,
+            "anything": {"x": [1]},
+            "run": {"resume": True},
+            "data": {"_target_": "builtins.dict"},
+        }
+    )
     options = Example.read(config)
     assert options.ckpt == "a"
     assert options.top == 4
     assert options.run.resume is True
-    assert options.data is None
+    assert options.images == ["b", "c"]
+    assert type(options.images) is list
+    assert options.anything == {"x": [1]}
+    assert type(options.anything) is dict
+    assert options.source is None
+    assert options.data is config.data
     assert options.config is config
+    del config.top
+    with pytest.raises(OmegaConfBaseException, match="top"):
+        Example.read(config)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.image
@@ -9,11 +10,13 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from omegaconf import OmegaConf
 
 from capsule_lab import runs
 from capsule_lab.analysis import curves
 from capsule_lab.commands import compose
-from capsule_lab.commands.figures import FiguresOptions, draw, figure
+from capsule_lab.commands.figures import FiguresOptions, draw, figure, open_loggers
+from capsule_lab.config import build
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import RunError
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Cli, Trained
@@ -322,3 +325,22 @@ def test_one_figure_is_drawn_for_a_notebook(trained: Trained) -> None:
     message = "reconstruction is not a figure of this run; did you mean reconstructions"
     with pytest.raises(RunError, match=message):
         figure(run, "reconstruction", held_out=20)
+
+
+def test_loggers_have_the_names_of_the_run_and_the_options_stay(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs.open(trained.directory)
+    OmegaConf.update(run.config, "logger.wandb.name", "recorded", force_add=True)
+    given: list[Any] = []
+
+    def build_trainer(config: Any, *_: Any) -> SimpleNamespace:
+        given.append(config.logger.wandb.name)
+        return SimpleNamespace(loggers=[])
+
+    monkeypatch.setattr(build, "build_trainer", build_trainer)
+    options = FiguresOptions.read(compose("figures", ["logger=wandb"]))
+    before = options.logger.copy()
+    open_loggers(options.logger, run)
+    assert given == ["recorded"]
+    assert options.logger == before

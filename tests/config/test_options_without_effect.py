@@ -55,7 +55,7 @@ def test_every_option_is_read_by_the_code_of_its_command(command: str) -> None:
     code = "".join(file.read_text() for file in files)
     unread = []
     for key in declared.own_options:
-        use = rf"\b(?:config|options)\.{key}\b|[\"']{key}[\"']"
+        use = rf"\boptions\.{key}\b|[\"']{key}[\"']"
         if not re.search(use, code):
             unread.append(key)
     assert command == "dataset" or unread == []

@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
 from capsule_lab.commands import compose
-from capsule_lab.commands.evaluate import evaluate_checkpoint
+from capsule_lab.commands.evaluate import EvaluateOptions, evaluate_checkpoint
 from capsule_lab.commands.train import train
 from capsule_lab.data import AffNISTDataModule
 from capsule_lab.data.formats import affnist as affnist_format
@@ -238,7 +238,8 @@ def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
         "data.source=standin",
         "data.eval_images=60",
     ]
-    result, path, _ = evaluate_checkpoint(compose("evaluate", overrides))
+    options = EvaluateOptions.read(compose("evaluate", overrides))
+    result, path, _ = evaluate_checkpoint(options)
     assert 0 <= result["test"]["error"] <= 100
     provenance = result["provenance"]
     name = "synthetic affNIST made from the stand-in's test digits"
