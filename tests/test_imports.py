@@ -169,7 +169,7 @@ print(sorted({"torch._dynamo", "sympy"} & {*sys.modules} | missing))
 from capsule_lab import functional, layers, losses, networks, routing, schedules
 
 def backward(module, scores):
-    losses.margin_loss(scores[:, :3], torch.tensor([1, 2])).backward()
+    losses.margin_loss(scores[:, :3].sigmoid(), torch.tensor([1, 2])).backward()  # some are logits
     assert all(each.grad is None or each.grad.isfinite().all() for each in module.parameters())
     print(type(getattr(module, "routing", module)).__name__)
 

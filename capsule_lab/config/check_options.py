@@ -62,11 +62,14 @@ def _parents(keys: Collection[str]) -> list[str]:
 
 
 def check_required(config: DictConfig, command: Command) -> None:
-    """Raise a ``ConfigError`` for an option without a default that was not given."""
+    """Raise a ``ConfigError`` for an option without a default that was not given, or one that was deleted."""
     for option in command.required:
         if OmegaConf.select(config, option.key) in (None, ""):
             expected = expected_words(option.annotation) or described(kinds_of(option.annotation))
             raise ConfigError(f"{option.key} is missing; expected {option.key}=<{expected}>")
+    for key in command.own_options:
+        if OmegaConf.select(config, key, default=_ABSENT) is _ABSENT:
+            raise ConfigError(f"~{key} deletes an option of {command.name}; expected {key}=<value>")
 
 
 def check_effect(options: Options, where: str, without_effect: Collection[str]) -> None:

@@ -95,7 +95,7 @@ class Options(BaseModel):
 
         Lists and mappings become plain containers, and nested options become models. No value is converted, so that
         records and messages show what was given: a ``float`` may be a whole number. An option that must be given and
-        is not, as in a notebook, is ``None``. OmegaConf raises an error for a key that was deleted.
+        is not, as in a notebook, is ``None``.
         """
         annotations = get_type_hints(cls, include_extras=True)
         values = {name: _value_of(config, name, annotations[name]) for name in cls.model_fields}
