@@ -234,10 +234,11 @@ BLANK = [
             ["trainer.max_steps=130"],
             "is that of a network that ignores its input, 0.2133 at best",
         ),
-        (
+        pytest.param(
             10,
             ["trainer.max_steps=60"],
             "is that of a network that ignores its input, 0.5236 at best",
+            marks=pytest.mark.slow,
         ),
         (
             -8,

@@ -95,7 +95,13 @@ def refusal_of(config: DictConfig) -> str:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, marks=pytest.mark.slow) if model == "cnn_baseline" else model
+        for model in MODELS
+    ],
+)
 def test_preset_changes_only_its_own_keys_or_is_refused(model: str) -> None:
     without = train(f"model={model}")
     for preset in PRESETS if model in KINDS else ("experiment=quickstart", "debug=smoke"):

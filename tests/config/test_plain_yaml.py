@@ -90,10 +90,8 @@ def test_aliases_in_measure_are_read() -> None:
     assert parsed == {"a": value, "c": value, "d": value}
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("file", sorted(sweeps_dir().glob("*.yaml")), ids=lambda file: file.stem)
-def test_tables_of_this_repository_are_far_below_the_limit(file: Path) -> None:
-    text = file.read_text()
+def test_tables_of_this_repository_are_far_below_the_limit() -> None:
+    text = max((file.read_text() for file in sweeps_dir().glob("*.yaml")), key=len)
     comment = "\n# " + "x" * 150_000
     assert plain_yaml.parse(text + comment) == plain_yaml.parse(text)
 

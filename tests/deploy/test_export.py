@@ -86,7 +86,7 @@ def test_comparison_on_random_images_says_why(
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("iterations", [1, 3])
+@pytest.mark.parametrize("iterations", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_iterations_are_unrolled(
     iterations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

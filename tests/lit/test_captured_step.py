@@ -340,14 +340,14 @@ AVERAGED = ["callbacks=averaged_weights", "callbacks.averaged_weights.start=4"]
     ("model", "overrides"),
     [
         ("cnn_small", []),
-        pytest.param("capsnet", [], marks=pytest.mark.whole),
+        pytest.param("capsnet", [], marks=pytest.mark.slow),
         pytest.param("em_caps_small", [], marks=pytest.mark.whole),
         pytest.param("capsnet", ["data=multimnist", "model.decoder=null"], marks=pytest.mark.whole),
         pytest.param(
             "capsnet", [*AVERAGED, "data.mixup=0.2", "model.decoder=null"], marks=pytest.mark.whole
         ),
         pytest.param(
-            "capsnet", [*AVERAGED, "callbacks.averaged_weights.decay=null"], marks=pytest.mark.whole
+            "capsnet", [*AVERAGED, "callbacks.averaged_weights.decay=null"], marks=pytest.mark.slow
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
