@@ -697,7 +697,7 @@ WHOLE_STEP = [
 @pytest.mark.parametrize(
     ("model", "images", "steps"),
     [
-        pytest.param(TINY_CAPSNET, 128, 4, id="capsnet"),
+        pytest.param(TINY_CAPSNET, 128, 4, id="capsnet", marks=pytest.mark.slow),
         pytest.param(EM_CAPS, 32, 16, id="em_caps"),
         pytest.param(WHOLE_STEP, 16, 16, id="whole step"),
     ],

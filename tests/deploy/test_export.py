@@ -53,7 +53,7 @@ def run_of(network: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     "name",
     [
         "capsnet",
-        pytest.param("efficient", marks=pytest.mark.whole),
+        pytest.param("efficient", marks=pytest.mark.slow),
         pytest.param("em", marks=pytest.mark.slow),
         pytest.param("em_normalised", marks=pytest.mark.slow),
     ],

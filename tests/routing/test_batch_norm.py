@@ -132,7 +132,7 @@ def in_a_process(rank: int, shares: list[slice], folder: str) -> None:
 @pytest.mark.parametrize(
     "shares",
     [
-        pytest.param([slice(0, 4), slice(4, 8)], id="equal"),
+        pytest.param([slice(0, 4), slice(4, 8)], id="equal", marks=pytest.mark.slow),
         pytest.param([slice(0, 7), slice(7, 8)], id="7 and 1"),
     ],
 )
