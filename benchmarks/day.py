@@ -66,6 +66,8 @@ def main(config: DictConfig, words: Sequence[str] = ()) -> bool:
         words: steps, ``name:seconds`` or ``name:seconds:more arguments``; by default those of ``config.part``.
     """
     end = time.monotonic() + config.limit
+    # a shell ignores it for commands in the background, and steps that inherit this could not be interrupted
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     steps = [step_of(word, config.steps) for word in words or words_of(config)]
     out = Path(str(config.out)).absolute()
     work = Path(str(config.work)).absolute()
