@@ -33,7 +33,7 @@ _NAMES = [  # routing, networks and data collect their names from the files in t
     "runs",  # used as runs.open
 ]  # fmt: skip
 
-# commands in records of older runs are of the form ``capsule-lab train``
+# so that commands in records of older runs work, ``python -m capsule_lab.train``
 __path__.append(str(Path(__file__).with_name("commands")))
 
 _MODULES = ("types", "functional", "losses", "schedules", "layers")

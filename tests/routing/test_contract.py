@@ -342,7 +342,8 @@ def test_every_argument_changes_the_parents(kind: type[AbstractRouting]) -> None
     arguments = parameters.keys() - {"parents", "dim", "backend"}
     assert arguments == {*reference.switches, *reference.elsewhere}
     for switch, (default, *others) in reference.switches.items():
-        assert parameters[switch].default == default
+        first = f"Reference.switches: the first value of {switch} is its default"
+        assert parameters[switch].default == default, first
         parents = parents_of(kind, switch, default)
         other = parents_of(kind, switch, others[0])
         pairs = zip(parents, other, strict=True)

@@ -1,6 +1,7 @@
 """A hostile checkpoint runs no code: targets in its configuration are refused before they are imported."""
 
 import copy
+import importlib
 import io
 import os
 import pickle
@@ -359,6 +360,17 @@ def test_trust_covers_only_names_that_a_package_defines() -> None:
     for trust in ([5], [""], "mine,yours", ["os"], "torch.nn"):
         with pytest.raises(ConfigError, match=message):
             check_targets(config, trust, FILE)
+
+
+@pytest.mark.parametrize(
+    "target", ["torch.nn.modules.conv._ConvNd", "torch.nn.modules._functions.Net"]
+)
+def test_private_names_are_not_trusted(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may do anything when they are called: nobody has checked them, and they change without notice."""
+    module, _, name = target.rpartition(".")
+    monkeypatch.setattr(importlib.import_module(module), name, torch.nn.Linear, raising=False)
+    assert is_part("torch.nn.modules.linear.Linear")
+    assert not is_part(target)
 
 
 def test_every_target_in_conf_is_trusted() -> None:

@@ -2,7 +2,7 @@
 
 Only this file calls libgomp through ctypes. The kernels of torch run in the threads of libgomp, which wait actively for
 some milliseconds before they sleep; threads of a second pool would compete with them for the cores. Read from torch
-2.15, which contains libgomp in ``torch/lib`` or ``torch.libs``, and from ``libgomp/parallel.c`` of GCC
+2.14, which contains libgomp in ``torch/lib`` or ``torch.libs``, and from ``libgomp/parallel.c`` of GCC
 (``GOMP_parallel``, unchanged since GCC 4.9); tested by ``tests/kernels/cpu/test_threads.py``. If torch contains no
 libgomp, kernels run in a ``ThreadPoolExecutor``.
 """
