@@ -26,9 +26,9 @@ RESULTS = sorted((ROOT / "results").rglob("*.md"))
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 CURRENT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *RESULTS, *DOCS]
 PAGES = [*sorted(CURRENT), ROOT / "CHANGELOG.md"]  # the changelog also names what was removed
-IGNORED = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()}
-TOP = {path.name for path in ROOT.iterdir() if path.name[0] not in "._"} - IGNORED
-"""What paths in the documentation begin with; ``data`` and ``runs`` are of the user."""
+OF_USERS = {"data", "runs"}
+TOP = {path.name for path in ROOT.iterdir() if path.name[0] not in "._"} - OF_USERS
+"""What paths in the documentation begin with."""
 FENCED = re.compile(r"^```[^\n]*\n.*?^```$", re.MULTILINE | re.DOTALL)
 OPTION = re.compile(r"(?<![\w.+])(\w+)=([\w/]+)(?![\w/.*<…])")
 PITFALL_FIELDS = ("Mistake", "Effect", "Right", "Threads", "Tests")
