@@ -7,15 +7,9 @@ used: ``from capsule_lab import EMRouting`` imports torch, but neither Lightning
 from __future__ import annotations
 
 import importlib
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from capsule_lab.system import protocol, signals
-
-if protocol.PARENT in os.environ:
-    signals.end_with_parent(parent=int(os.environ.pop(protocol.PARENT)))
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from capsule_lab import commands
 from capsule_lab.config import folders, presets
 from capsule_lab.config.arguments import own_folders
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
+from capsule_lab.system import protocol, signals
 from capsule_lab.system.environment import package_version
 from capsule_lab.system.terminal import usable_streams
 
@@ -22,6 +24,8 @@ _SEARCHES = ("--config-dir", "-cd", "hydra.searchpath")
 
 def main() -> None:
     """Run the command in the first argument, or list all commands, options of configuration groups, and tables."""
+    if protocol.PARENT in os.environ:  # the command itself imports torch, for seconds
+        signals.end_with_parent(parent=int(os.environ.pop(protocol.PARENT)))
     with usable_streams():
         try:
             _main(sys.argv[1:])

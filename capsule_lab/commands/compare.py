@@ -14,6 +14,7 @@ from capsule_lab.commands.declare import command
 from capsule_lab.config import plain_yaml
 from capsule_lab.config.declaration import Options
 from capsule_lab.errors import ConfigError, MissingPackageError, RunError, one_line, printable
+from capsule_lab.statistics import mcnemar, resampled_difference
 from capsule_lab.system.extras import require
 from capsule_lab.system.files import expanded, read_regular
 from capsule_lab.system.terminal import aligned
@@ -150,8 +151,6 @@ def _text(value: object) -> str:
 
 def _test(first: _Compared, second: _Compared) -> str:
     """Return McNemar's test on the predictions for the test images, or a bootstrap if several show one object."""
-    from capsule_lab.tables.statistics import mcnemar, resampled_difference
-
     one = runs.predictions.read(first.directory, first.record)
     other = runs.predictions.read(second.directory, second.record)
     if one is None or other is None:

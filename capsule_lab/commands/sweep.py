@@ -30,7 +30,6 @@ class SweepOptions(TableOptions):
 @command("sweep", SweepOptions, first="table", for_hydra=partial(for_hydra, options=SweepOptions))
 def main(options: SweepOptions) -> None:
     """Train and evaluate the unfinished cells of ``table``; with ``dry_run``, only print them."""
-    from capsule_lab.launchers.slurm import SlurmLauncher
     from capsule_lab.tables.scheduler import run_table, show_plan
 
     deadline = math.inf
@@ -41,7 +40,7 @@ def main(options: SweepOptions) -> None:
         show_plan(table, options.overrides)
         return
     launcher = instantiate(HydraConfig.get().launcher)
-    if options.budget is not None and isinstance(launcher, SlurmLauncher):
+    if options.budget is not None and not launcher.has_deadline:
         raise ConfigError(
             f"budget={options.budget} works only with launcher=basic and launcher=gpus; with launcher=slurm, set "
             "hydra.launcher.timeout_min, after which a job is requeued and continues"

@@ -10,7 +10,6 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from omegaconf import OmegaConf
 
 from capsule_lab.config.options import described_without_file, groups_without_file
 from capsule_lab.system import protocol
+from capsule_lab.system.discovery import entries_of
 
 EXTENSIONS = "capsule_lab.commands"
 """Group of entry points of packages with more commands."""
@@ -41,9 +41,9 @@ def sweeps_dir() -> Path:
 def extensions() -> dict[str, Path]:
     """Return the packages of commands of other distributions, each with its configuration folder."""
     found = {}
-    for entry in sorted(entry_points(group=EXTENSIONS), key=lambda entry: entry.name):
+    for entry in entries_of(EXTENSIONS):
         spec = find_spec(entry.module.partition(".")[0])
-        if spec is not None and spec.submodule_search_locations:  # else it was removed
+        if spec is not None and spec.submodule_search_locations:  # a package, not a module
             found[entry.module] = Path(spec.submodule_search_locations[0]) / "conf"
     return found
 

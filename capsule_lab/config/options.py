@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import ast
 import functools
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
+
+from capsule_lab.system.discovery import entries_of
 
 FUNCTIONS = "capsule_lab.functions"
 """Group of entry points of configuration groups whose options are functions."""
@@ -31,7 +33,7 @@ _NONE = {
 
 @functools.cache
 def _function_groups() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=FUNCTIONS)}
+    return {entry.name: entry for entry in entries_of(FUNCTIONS)}
 
 
 def groups_without_file() -> list[str]:

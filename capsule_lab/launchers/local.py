@@ -38,6 +38,9 @@ class LocalLauncher:
         show: whether to print this output, too.
     """
 
+    has_deadline = True
+    """Whether ``launch`` can end at a given time, as ``budget=`` of a sweep asks."""
+
     def __init__(
         self, jobs: int | None = None, per_gpu: int = 1, logs: str = "logs", show: bool = False
     ) -> None:

@@ -33,6 +33,9 @@ class SlurmLauncher:
     ``submitit_folder`` receives the output of jobs; ``options`` are those of submitit's executor for SLURM.
     """
 
+    has_deadline = False
+    """Jobs may wait in SLURM's queue beyond any time; they have ``timeout_min``."""
+
     def __init__(self, submitit_folder: str, **options: Any) -> None:
         require("launcher=slurm", "slurm", "submitit")
         self.folder = submitit_folder

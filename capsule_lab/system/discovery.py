@@ -1,10 +1,12 @@
-"""Discovery of classes in the files of a package."""
+"""Discovery of classes in the files of a package, and of what other distributions add."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import pkgutil
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 
 
 def classes_in(package: str, *bases: type) -> dict[str, type]:
@@ -22,3 +24,9 @@ def classes_in(package: str, *bases: type) -> dict[str, type]:
         defined = [(name, value) for name, value in members if value.__module__ == file.name]
         classes |= {name: value for name, value in defined if issubclass(value, bases)}
     return classes
+
+
+def entries_of(group: str) -> list[EntryPoint]:
+    """Return the entry points of a group by name, without those of packages whose files were removed."""
+    entries = sorted(entry_points(group=group), key=lambda entry: entry.name)
+    return [entry for entry in entries if find_spec(entry.module.partition(".")[0]) is not None]

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from capsule_lab import statistics
 from capsule_lab.analysis.axes import LINE, SIZE, add_heading, wrapped
 from capsule_lab.errors import printable
-from capsule_lab.tables import statistics
 from capsule_lab.tables.comparisons import Compared
 from capsule_lab.tables.summary import Entry, Point, panels
 

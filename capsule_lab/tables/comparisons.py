@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from capsule_lab import statistics
 from capsule_lab.config import plain_yaml
 from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.runs.predictions import Predictions
-from capsule_lab.tables import statistics
+from capsule_lab.statistics import Difference, Spread
 from capsule_lab.tables.schema import Comparison, Table
-from capsule_lab.tables.statistics import Difference, Spread
 from capsule_lab.tables.summary import Entry, Run, values_of
 
 

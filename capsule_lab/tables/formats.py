@@ -22,12 +22,12 @@ from rich.text import Text
 from capsule_lab.analysis.axes import show_dollar_signs
 from capsule_lab.analysis.curves import curves_of_runs, read_curves
 from capsule_lab.errors import one_line, printable
+from capsule_lab.statistics import half_width
 from capsule_lab.system.files import read_regular
 from capsule_lab.tables import comparison_formats
 from capsule_lab.tables.cells import FAILED
 from capsule_lab.tables.comparisons import Compared
 from capsule_lab.tables.schema import Table
-from capsule_lab.tables.statistics import half_width
 from capsule_lab.tables.summary import (
     NOT_REACHED,
     Entry,

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from capsule_lab import runs
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.runs.predictions import Predictions
+from capsule_lab.statistics import interval_over_images
 from capsule_lab.tables.cells import DONE, Cell, EvaluationCell
 from capsule_lab.tables.expand import Composed, expand
 from capsule_lab.tables.schema import Column, Overrides, Published, Row, Table
-from capsule_lab.tables.statistics import interval_over_images
 
 log = logging.getLogger(__name__)
 

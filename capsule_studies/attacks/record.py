@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from capsule_lab.tables.statistics import interval_over_images
+from capsule_lab.statistics import interval_over_images
 from capsule_studies.attacks.evaluation import Answers, Measured
 from capsule_studies.images import percent
 from capsule_studies.measures.calibration import brier_score, reliability

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 from scipy.stats import t as student
 
-from capsule_lab.tables import statistics
-from capsule_lab.tables.statistics import Difference
+from capsule_lab import statistics
+from capsule_lab.statistics import Difference
 from capsule_studies.claims.read import RESULTS
 
 PLANNED, AFTER, UNKNOWN = "planned", "after the fact", "plan not verifiable"

@@ -6,7 +6,7 @@ import re
 
 from scipy.stats import norm
 
-from capsule_lab.tables import statistics
+from capsule_lab import statistics
 from capsule_studies.claims.verdicts import Judged
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from capsule_lab.tables import statistics
+from capsule_lab import statistics
 from capsule_studies.claims.effects import Effect, effect_of, sign
 
 HOLDS = "holds"

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from capsule_lab.tables import statistics
-from capsule_lab.tables.statistics import Difference
+from capsule_lab import statistics
+from capsule_lab.statistics import Difference
 from capsule_studies.claims import effects, page, plans, read
 from capsule_studies.claims.effects import AFTER, PLANNED, UNKNOWN, Effect, Plan
 from capsule_studies.claims.figure import figure

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from scipy import stats
 
-from capsule_lab.tables.statistics import holm
+from capsule_lab.statistics import holm
 
 RESULTS = Path(__file__).parents[2] / "results"
 NUMBER = re.compile(

@@ -12,11 +12,11 @@ import pytest
 from capsule_lab import runs
 from capsule_lab.commands.tables import read_table as read
 from capsule_lab.errors import ConfigError, TableError
+from capsule_lab.statistics import holm, paired_difference, runs_for, unpaired_difference
 from capsule_lab.tables import comparison_formats
 from capsule_lab.tables.comparisons import Compared, compared, plan
 from capsule_lab.tables.expand import distinct, expand
 from capsule_lab.tables.reader import select
-from capsule_lab.tables.statistics import holm, paired_difference, runs_for, unpaired_difference
 from capsule_lab.tables.summary import summarise
 from tests.helpers.tables import cells_of, entries_of, write_run, write_table
 

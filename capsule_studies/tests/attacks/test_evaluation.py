@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.tables.statistics import interval_over_images
+from capsule_lab.statistics import interval_over_images
 from capsule_studies.attacks.evaluation import (
     Attacked,
     NetworkObjective,

@@ -8,7 +8,7 @@ from scipy import stats
 from statsmodels.stats import multitest, power, weightstats
 from statsmodels.stats.contingency_tables import mcnemar as mcnemar_of_statsmodels
 
-from capsule_lab.tables.statistics import (
+from capsule_lab.statistics import (
     LEVEL,
     Difference,
     Spread,
