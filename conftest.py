@@ -232,14 +232,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         on_fit_start=lambda *_: events.append("fit starts"),
         on_fit_end=lambda *_: events.append("fit ends"),
     )
-    original = build.build_trainer, build.build_module, MNISTDataModule.load
+    original = build.build_callbacks, build.build_module, MNISTDataModule.load
 
     def load(self: Any, *, train: bool) -> Any:
         events.append("training images" if train else "test images")
         return original[2](self, train=train)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "build_trainer", lambda c, d, *more: original[0](c, d, watch, *more))
+        patch.setattr(build, "build_callbacks", lambda group: [*original[0](group), watch])
         patch.setattr(
             build, "build_module", lambda *args: modules.append(original[1](*args)) or modules[-1]
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
@@ -119,7 +119,7 @@ def run_study(
     options = options.with_values(seed=seed)
     chosen: DictConfig = getattr(options, group)
     name = name_of(chosen)
-    trainer = build.build_trainer(OmegaConf.create({"trainer": options.trainer}), None)
+    trainer = build.build_trainer(options.trainer)
     device = trainer.strategy.root_device
     changes = data_options(options.data)
     batch_size = run.config.data.get("eval_batch_size")

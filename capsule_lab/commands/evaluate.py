@@ -198,7 +198,7 @@ def evaluate(
     """
     from capsule_lab import callbacks
     from capsule_lab.analysis.equal_couplings import equal_couplings
-    from capsule_lab.config import build
+    from capsule_lab.config import build, check_objects
     from capsule_lab.system import environment  # torch and Lightning
 
     check_options(OmegaConf.create({"split": split, "couplings": couplings}), main)
@@ -206,11 +206,10 @@ def evaluate(
     trainer = (trainer or compose(main).trainer).copy()
     if trainer.precision == "auto":
         trainer.precision = plain_value(run.config, "trainer.precision")
-    wiring = OmegaConf.create({"trainer": trainer})
-    check(wiring)
+    check(OmegaConf.create({"trainer": trainer}))
     datamodule = run.data_with(data or {})
-    build.check_change(run.network, datamodule.spec)
-    lightning = build.build_trainer(wiring, None, callbacks.progress_callback())
+    check_objects.check_change(run.network, datamodule.spec)
+    lightning = build.build_trainer(trainer, callbacks=[callbacks.progress_callback()])
     evaluated = {"test": lightning.test, "val": lightning.validate}[split]
     around = equal_couplings(run.network) if couplings == "equal" else nullcontext()
     run.module.image_counts.clear()  # of an earlier evaluation

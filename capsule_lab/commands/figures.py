@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pydantic import Field
 
 from capsule_lab import runs
@@ -87,7 +87,7 @@ def figure(run: runs.Run | str | Path, name: str, **options: Any) -> Figure:
 def keep_figures(
     run: runs.Run,
     figures: Iterable[tuple[str, Figure]],
-    logger: Mapping[str, DictConfig] | None,
+    logger: DictConfig | None,
     *,
     pdf: bool = False,
 ) -> Iterator[Path]:
@@ -111,22 +111,21 @@ def keep_figures(
         callbacks.close_loggers(loggers, failed=failed)
 
 
-def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
+def open_loggers(loggers: DictConfig, run: runs.Run) -> list[Any]:
     """Open the loggers of a configuration, which continue those of the run."""
     from capsule_lab import callbacks
     from capsule_lab.config import build
 
-    trainer = {"_target_": "lightning.Trainer", "accelerator": "cpu"}
-    config = OmegaConf.create({"logger": loggers, "trainer": trainer})  # a copy
-    for name, options in config.logger.items():
+    config = loggers.copy()
+    for name, options in config.items():
         # runs of a table have names other than that of the directory
         if "group" not in options:
             continue
         for key in ("name", "group", "job_type"):
-            recorded = plain_value(run.config, f"logger.{name}.{key}")
+            recorded = plain_value(run.config, f"logger.{name!s}.{key}")
             if recorded:
                 options[key] = recorded
-    opened: list[Any] = build.build_trainer(config, run.directory).loggers
+    opened = build.build_loggers(config, run.directory)
     callbacks.log_run_facts(opened, run.config, run.provenance)
     return opened
 

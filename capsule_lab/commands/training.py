@@ -87,7 +87,7 @@ class Training:
     def _build_trainer(self, deadline: float) -> None:
         """Build the Trainer, and check that it can train this module on these data and save it."""
         from capsule_lab import callbacks
-        from capsule_lab.config import build
+        from capsule_lab.config import build, check_objects
         from capsule_lab.runs import memory
 
         data = self.data
@@ -95,8 +95,13 @@ class Training:
             self.config, self.directory, data.provenance
         )
         self.embed = callbacks.EmbedConfig(self.config, data.provenance, data.spec, data.input_form)
-        self.trainer = build.build_trainer(self.config, self.directory, self.embed)
-        build.check_together(self.trainer, self.module, data)
+        self.trainer = build.build_trainer(
+            self.config.trainer,
+            self.directory,
+            callbacks=[*build.build_callbacks(self.config.get("callbacks")), self.embed],
+            loggers=build.build_loggers(self.config.get("logger"), self.directory),
+        )
+        check_objects.check_together(self.trainer, self.module, data)
         last = self.directory / "checkpoints" / "last.ckpt"
         runs.check_will_open(self.embed.record(self.trainer), self.module.network, last)
         memory.log_need(self.config, self.module, data.spec, self.trainer)

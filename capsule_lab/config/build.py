@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import math
 import os
@@ -19,7 +18,7 @@ from omegaconf import DictConfig
 
 from capsule_lab.config.composition import to_container
 from capsule_lab.config.signatures import arguments_of
-from capsule_lab.errors import ConfigError, one_line, suggest
+from capsule_lab.errors import ConfigError, one_line
 from capsule_lab.system.torch_internals import cpu_computes_bfloat16
 
 log = logging.getLogger(__name__)
@@ -100,20 +99,6 @@ def _try_losses(module: Any, spec: Any) -> None:
         module.loss(scores, labels, **scheduled)
 
 
-def check_change(network: Any, spec: Any) -> None:
-    """Check that the data provides the kind of change that the network expects."""
-    expected = getattr(network, "change_shape", ())
-    if expected and spec.change != expected:
-        kinds = {(): "none", (2,): "a shift", (3, 3): "a matrix"}
-        one = kinds.get(expected, f"one of shape {expected}")
-        other = kinds.get(spec.change, f"one of shape {spec.change}")
-        raise ConfigError(
-            f"{type(network).__name__} expects {one}, but the data provides {other}; use "
-            "data=mnist_pairs with data.change=shift and model.pose=translation, data.change=affine and "
-            "model.pose=matrix, or data=smallnorb_pairs and model.pose=matrix"
-        )
-
-
 def build_without_weights(config: DictConfig) -> Any:
     """Run ``build_module`` on torch's meta device, which derives every size without storing or computing values."""
     spec = build_data(config).spec
@@ -133,60 +118,75 @@ def check_accelerator(trainer: DictConfig) -> None:
         )
 
 
-def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: Any) -> Any:
-    """Build the Trainer with its callbacks and loggers, which write below ``directory``."""
+def build_loggers(loggers: Mapping[str, DictConfig] | None, directory: Path) -> list[Any]:
+    """Build the loggers of ``config.logger``, which write to the directory of a run and have its name."""
+    built = []
+    for options in _chosen(loggers):
+        named = {}
+        for key in ("name", "id"):
+            if options.get(key, "") is None:
+                named[key] = directory.name
+        built.append(instantiate(options, save_dir=str(directory), _convert_="all", **named))
+    return built
+
+
+def build_callbacks(callbacks: Mapping[str, DictConfig] | None) -> list[Any]:
+    """Build the callbacks of ``config.callbacks``."""
+    return [instantiate(options, _convert_="all") for options in _chosen(callbacks)]
+
+
+def _chosen(group: Mapping[str, DictConfig] | None) -> list[DictConfig]:
+    """Return the options of the objects of a group of several, without those that are left out."""
+    return [options for options in (group or {}).values() if options]
+
+
+def build_trainer(
+    options: DictConfig,
+    directory: Path | None = None,
+    *,
+    callbacks: Sequence[Any] = (),
+    loggers: Sequence[Any] = (),
+) -> Any:
+    """Build the Trainer of ``options``; what Lightning writes itself is below ``directory``."""
     # slow to import; --help does not need it
     from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
     from capsule_lab.lit.batch_norm import SynchronisedBatchNorm
     from capsule_lab.lit.lightning_internals import disable_signal_handlers, limit_waiting
 
-    loggers = []
-    for logger in _nodes(config, "logger"):
-        named = {}
-        for key in ("name", "id"):
-            if directory and logger.get(key, "") is None:
-                named[key] = directory.name
-        loggers.append(instantiate(logger, save_dir=str(directory), _convert_="all", **named))
-    callbacks = [instantiate(node, _convert_="all") for node in _nodes(config, "callbacks")]
     arguments: dict[str, Any] = {
         "default_root_dir": directory,
-        "logger": loggers,
+        "logger": [*loggers],
         "max_steps": -1,  # AbstractModule counts the steps
         "max_time": None,  # Lightning would end the run, see `time_limit`
-        "precision": _precision(config.trainer),
+        "precision": _precision(options),
     }
-    if (config.trainer.get("max_steps") or -1) > 0:
+    if (options.get("max_steps") or -1) > 0:
         arguments["max_epochs"] = -1
-    if "enable_progress_bar" not in config.trainer:
+    if "enable_progress_bar" not in options:
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         arguments["enable_progress_bar"] = has_bar  # otherwise callbacks.progress shows it
     if not any(isinstance(callback, Checkpoint) for callback in callbacks):
         arguments["enable_checkpointing"] = False  # otherwise Lightning adds a callback
     describes_nodes = any(name in os.environ for name in _NODE_VARIABLES)
-    if (config.trainer.get("num_nodes") or 1) > 1 and not describes_nodes:
+    if (options.get("num_nodes") or 1) > 1 and not describes_nodes:
         raise ConfigError(
-            f"trainer.num_nodes is {config.trainer.num_nodes}, but no variable describes the nodes; start a process on "
+            f"trainer.num_nodes is {options.num_nodes}, but no variable describes the nodes; start a process on "
             "each node with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK"
         )
-    trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
+    trainer = instantiate(options, _partial_=True, _convert_="all")
     # Lightning's works only on GPUs; ours has no effect in a single process
     arguments["sync_batchnorm"] = False
-    if config.trainer.get("sync_batchnorm", True):
+    if options.get("sync_batchnorm", True):
         arguments["plugins"] = [*(trainer.keywords.get("plugins") or []), SynchronisedBatchNorm()]
     with constructing("trainer"):
         try:
-            built_trainer = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
+            built_trainer = trainer(callbacks=[*callbacks], **arguments)
         except RuntimeError as error:  # from Lightning, for example for unsupported SLURM variables
             raise ValueError(one_line(error)) from error
     disable_signal_handlers(built_trainer)
     limit_waiting(built_trainer)
     return built_trainer
-
-
-def _nodes(config: DictConfig, group: str) -> list[DictConfig]:
-    """Return the options of the objects of a group of several, without those that are left out."""
-    return [node for node in (config.get(group) or {}).values() if node]
 
 
 def _precision(trainer: DictConfig) -> Any:
@@ -213,80 +213,6 @@ def time_limit(trainer: DictConfig) -> float:
 
 _NODE_VARIABLES = ("MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables that SLURM, torchrun and others set in each process; Lightning hangs if none is set."""
-
-
-def check_together(trainer: Any, module: Any, data: Any) -> None:
-    """Check that trainer, module and data (after ``setup``) fit; Lightning would report this later or not at all."""
-    from capsule_lab.networks.base import reconstructs  # slow to import; --help does not need it
-
-    module.training_network.check(trainer)
-    module.step_graphs.check(trainer)
-    check_change(module.network, data.spec)
-    if reconstructs(module.network) and not hasattr(module, "reconstruction"):
-        raise ConfigError(
-            f"this {type(module.network).__name__} has a decoder, but {type(module).__name__} would not train it; "
-            "expected module=capsnet, or a model without decoder"
-        )
-    if data.mixup is not None:
-        with constructing("data.mixup"), torch.device("cpu"):
-            if getattr(module, "reconstruction", None) is not None and reconstructs(module.network):
-                raise ValueError(
-                    "a decoder reconstructs one class, but images are mixtures of two; expected model.decoder=null"
-                )
-            if not hasattr(module, "loss"):
-                raise ValueError(
-                    f"{type(module.network).__name__} does not classify; expected null"
-                )
-            shares = torch.full((1, data.spec.num_classes), 1 / data.spec.num_classes)
-            module.loss(torch.zeros(1, data.spec.num_classes), shares)
-    batches = -(-len(data.dataset("train")) // (data.batch_size * trainer.world_size))
-    interval = trainer.val_check_interval
-    if type(interval) is int and trainer.check_val_every_n_epoch is not None and interval > batches:
-        raise ConfigError(
-            f"trainer.val_check_interval is {interval}, but an epoch has {batches} batches; expected at most that, or "
-            "trainer.check_val_every_n_epoch=null, which counts batches across epochs"
-        )
-    _check_monitors(trainer.callbacks, module, data)
-
-
-def _check_monitors(callbacks: Sequence[Any], module: Any, data: Any) -> None:
-    """Check that each monitored metric exists, if module and callbacks all belong to us or to Lightning."""
-    known_packages = ("capsule_lab.", "lightning.")
-    for part in (module, *callbacks):
-        if not type(part).__module__.startswith(known_packages):
-            return
-    measured = _measured(module, data)
-    for callback in callbacks:
-        monitor = getattr(callback, "monitor", None)
-        if monitor is None or monitor in measured or monitor.startswith(_STATISTICS):
-            continue
-        unlikely = ("test/", "train/l2", "val/l2")
-        known = [name for name in measured if not name.startswith(unlikely)]
-        raise ConfigError(
-            f"{type(callback).__name__}: monitor is {monitor}; {suggest(monitor, known)}"
-        )
-
-
-def _measured(module: Any, data: Any) -> set[str]:
-    """Return the names of the metrics that a module logs in training on this data."""
-    quantities = getattr(module, "quantities", None)  # of pair metrics, each of which has several
-    if quantities is None:
-        names = {*module.metrics}
-    else:
-        names = {f"{split}/{name}" for split, name in itertools.product(_SPLITS, quantities)}
-    terms = ["loss", "l2", "reconstruction"]
-    if hasattr(module, "loss"):
-        function = getattr(module.loss, "func", module.loss)
-        terms.append(function.__name__.removesuffix("_loss"))
-    names |= {f"{split}/{term}" for split, term in itertools.product(("train", "val"), terms)}
-    names |= {f"{part}/error" for part in data.further_validations}
-    names |= {f"schedule/{name}" for name in module.schedule}
-    return names
-
-
-_SPLITS = ("val", "test")
-_STATISTICS = ("val/coupling_entropy", "val/dead_", "val/activation_")
-"""Beginnings of names of statistics of routing, which a callback logs by layer."""
 
 
 def quiet_lightning_logs() -> None:

@@ -42,7 +42,7 @@ class PairsModule(AbstractModule):
         return [name for name in names if not name.startswith("slope_")]
 
     def inputs_of(self, batch: Batch) -> tuple[Tensor, ...]:
-        assert batch.change is not None  # build.check_together
+        assert batch.change is not None  # config.check_objects
         return batch.images, batch.change
 
     def loss_terms(

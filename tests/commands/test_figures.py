@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.image
@@ -334,11 +333,11 @@ def test_loggers_have_the_names_of_the_run_and_the_options_stay(
     OmegaConf.update(run.config, "logger.wandb.name", "recorded", force_add=True)
     given: list[Any] = []
 
-    def build_trainer(config: Any, *_: Any) -> SimpleNamespace:
-        given.append(config.logger.wandb.name)
-        return SimpleNamespace(loggers=[])
+    def build_loggers(config: Any, _: Path) -> list[Any]:
+        given.append(config.wandb.name)
+        return []
 
-    monkeypatch.setattr(build, "build_trainer", build_trainer)
+    monkeypatch.setattr(build, "build_loggers", build_loggers)
     options = FiguresOptions.read(compose("figures", ["logger=wandb"]))
     before = options.logger.copy()
     open_loggers(options.logger, run)

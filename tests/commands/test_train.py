@@ -495,7 +495,7 @@ def test_module_counts_the_steps_and_not_the_trainer(
 ) -> None:
     """With ``max_steps`` of the Trainer, Lightning would count wrongly after resuming at the end of an epoch."""
     config = tiny(*overrides)
-    trainer = build.build_trainer(config, tmp_path)
+    trainer = build.build_trainer(config.trainer)
     assert trainer.max_epochs == epochs
     assert trainer.max_steps == -1
     module = build.build_without_weights(config)

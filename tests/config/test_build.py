@@ -39,7 +39,7 @@ def test_other_errors_of_a_constructor_remain(error: type[Exception]) -> None:
 def test_time_limit_is_in_seconds_and_not_given_to_the_trainer(text: str, seconds: float) -> None:
     config = compose("train", [f"trainer.max_time={text}", *ON_CPU])
     assert build.time_limit(config.trainer) == seconds
-    trainer = build.build_trainer(config, None)
+    trainer = build.build_trainer(config.trainer)
     timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]
     assert timers == [], "Lightning's timer would end the run without a checkpoint"
 
@@ -78,7 +78,7 @@ def test_precision_auto_is_what_the_cpu_computes_natively(
     """Emulated precision is logged."""
     monkeypatch.setattr(build, "cpu_computes_bfloat16", lambda: native)
     config = compose("train", [f"trainer.precision={precision}", *ON_CPU])
-    trainer = build.build_trainer(config, None)
+    trainer = build.build_trainer(config.trainer)
     assert trainer.precision == expected
     messages = []
     for record in caplog.records:
@@ -99,4 +99,4 @@ def test_slurm_variables_that_lightning_refuses_are_a_config_error(
     config = compose("train", ["trainer.accelerator=cpu"])
     message = r"^trainer: You set `--ntasks=3` .* Use `--ntasks-per-node=3` instead\.$"
     with pytest.raises(ConfigError, match=message):
-        build.build_trainer(config, None)
+        build.build_trainer(config.trainer)

@@ -9,7 +9,7 @@ import yaml
 
 from capsule_lab.commands import compose, load
 from capsule_lab.commands.train import check_training as check
-from capsule_lab.config import build
+from capsule_lab.config import build, check_objects
 from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.messages import user_message
 from tests.helpers.commands import ROOT, TINY, TINY_DATA, Ended
@@ -44,7 +44,12 @@ def message_for(words: str, folder: Path) -> str | None:
                 data.setup("fit")
         with torch.device("meta"):
             module = build.build_module(config, data.spec)
-        build.check_together(build.build_trainer(config, folder), module, data)
+        trainer = build.build_trainer(
+            config.trainer,
+            callbacks=build.build_callbacks(config.get("callbacks")),
+            loggers=build.build_loggers(config.get("logger"), folder),
+        )
+        check_objects.check_together(trainer, module, data)
     except Exception as error:
         message = user_message(error, load("train"), overrides)
         message = message or f"no sentence for {error!r}"

@@ -48,10 +48,8 @@ class TimeOver(Callback):
 
 def add_callback(patch: pytest.MonkeyPatch, make: Callable[[], Callback]) -> None:
     """Add a new callback to each Trainer that is built from now on."""
-    build_trainer = build.build_trainer
-    patch.setattr(
-        build, "build_trainer", lambda c, d, *callbacks: build_trainer(c, d, make(), *callbacks)
-    )
+    original = build.build_callbacks
+    patch.setattr(build, "build_callbacks", lambda group: [*original(group), make()])
 
 
 def run(config: DictConfig, directory: Path, *extra: Callback) -> dict[str, Any]:

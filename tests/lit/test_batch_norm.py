@@ -87,6 +87,6 @@ def test_runs_of_several_processes_are_synchronised_unless_told_otherwise(
     overrides: list[str], synchronised: bool, tiny: Tiny
 ) -> None:
     for options in ([], ["trainer.devices=2", "trainer.strategy=ddp"]):
-        trainer = build.build_trainer(tiny(*options, *overrides), None)
+        trainer = build.build_trainer(tiny(*options, *overrides).trainer)
         plugin = getattr(trainer.strategy, "_layer_sync", None)
         assert isinstance(plugin, SynchronisedBatchNorm) == (bool(options) and synchronised)

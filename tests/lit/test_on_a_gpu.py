@@ -50,7 +50,7 @@ class NeverWaits(Callback):
 @pytest.fixture
 def fit(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Trains a small model with its default callbacks and these; what it comes to."""
-    original = build.build_trainer
+    original = build.build_callbacks
 
     def run(model: str, *overrides: str, callbacks: tuple[Callback, ...] = ()) -> list[Tensor]:
         modules: list[Any] = []
@@ -60,7 +60,7 @@ def fit(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
                 modules.append(pl_module)
 
         more = (*callbacks, Keep())
-        monkeypatch.setattr(build, "build_trainer", lambda *arguments: original(*arguments, *more))
+        monkeypatch.setattr(build, "build_callbacks", lambda group: [*original(group), *more])
         directory = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         train(tiny(*SHORT, *overrides, model=[f"model={model}", *SMALL_MODELS[model]]), directory)
         return [each.detach().clone() for each in modules[0].parameters()]

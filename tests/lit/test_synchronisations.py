@@ -122,8 +122,8 @@ class TenSteps(Callback):
 def test_ten_steps_with_all_default_callbacks_never_wait(
     model: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ten, original = TenSteps(), build.build_trainer
-    monkeypatch.setattr(build, "build_trainer", lambda *arguments: original(*arguments, ten))
+    ten, original = TenSteps(), build.build_callbacks
+    monkeypatch.setattr(build, "build_callbacks", lambda group: [*original(group), ten])
     few = [
         "data.train_images=48",
         "data.batch_size=4",

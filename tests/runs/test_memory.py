@@ -75,7 +75,7 @@ def test_an_estimate_is_logged_and_no_more(
 
     monkeypatch.setattr(memory, "free_bytes", lambda _: sum(need) // 2)
     caplog.set_level("INFO")
-    memory.log_need(config, module, spec, build.build_trainer(config, None))
+    memory.log_need(config, module, spec, build.build_trainer(config.trainer))
     assert "training needs about" in caplog.text
     assert "this is more than is free; the cheapest change is " in caplog.text
 

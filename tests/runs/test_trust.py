@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -333,11 +332,11 @@ def test_unchecked_groups_of_a_record_give_only_plain_values(
     assert result["precision"] == "32-true"
     given: list[Any] = []
 
-    def build_trainer(config: Any, *_: Any) -> SimpleNamespace:
-        given.append(config.logger)
-        return SimpleNamespace(loggers=[])
+    def build_loggers(config: Any, _: Path) -> list[Any]:
+        given.append(config)
+        return []
 
-    monkeypatch.setattr(build, "build_trainer", build_trainer)
+    monkeypatch.setattr(build, "build_loggers", build_loggers)
     for name in ("tensorboard", "wandb"):
         config = compose("figures", [f"logger={name}"])
         figures.open_loggers(config.logger, run)
