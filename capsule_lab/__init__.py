@@ -7,6 +7,7 @@ used: ``from capsule_lab import EMRouting`` imports torch, but neither Lightning
 from __future__ import annotations
 
 import importlib
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,11 @@ _NAMES = [  # routing, networks and data collect their names from the files in t
     "runs",  # used as runs.open
 ]  # fmt: skip
 
-# so that commands in records of older runs work, ``python -m capsule_lab.train``
-__path__.append(str(Path(__file__).with_name("commands")))
+if sys.argv[:1] == [
+    "-m"
+]:  # while Python looks for the module of ``python -m``, see its documentation
+    # commands in records of older runs, ``python -m capsule_lab.train``
+    __path__.append(str(Path(__file__).with_name("commands")))
 
 _MODULES = ("types", "functional", "losses", "schedules", "layers")
 _FOLDERS = ("routing", "networks", "data")  # data comes last because it imports Lightning

@@ -4,6 +4,7 @@ The layers of imports are in ``pyproject.toml``; ``make lint`` checks them.
 """
 
 import importlib
+import importlib.util
 import inspect
 import json
 import pkgutil
@@ -114,11 +115,18 @@ def test_every_module_has_a_layer() -> None:
     layers = next(each["layers"] for each in contracts if each["type"] == "layers")
     named = {name.strip() for layer in layers for name in layer.split("|")}
     modules = {
-        f"capsule_lab.{module.name}" for module in pkgutil.iter_modules(capsule_lab.__path__[:1])
+        f"capsule_lab.{module.name}" for module in pkgutil.iter_modules(capsule_lab.__path__)
     }
     assert modules <= named
     others = {"benchmarks", "capsule_studies", "hydra_plugins.capsule_lab_plugins", "toynorb"}
     assert named - modules == others
+
+
+def test_a_module_of_a_command_has_one_name() -> None:
+    """``import capsule_lab.train`` would replace the function ``capsule_lab.train`` by a second copy of its module."""
+    assert importlib.util.find_spec("capsule_lab.commands.train") is not None
+    assert importlib.util.find_spec("capsule_lab.train") is None
+    assert callable(capsule_lab.train)
 
 
 def test_package_exports_every_public_name_of_its_modules() -> None:
