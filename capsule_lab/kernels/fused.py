@@ -70,13 +70,6 @@ class FusedVotes(AbstractVotes):
             return ops.agreement(self.poses, self.weight, poses, self.inner)
         return _Linear.apply(self.pending, self.inner, True, self.poses, self.weight, poses)
 
-    def e_step(self, before: tuple[FitOutputs, Tensor] | None, normalise: Normalise) -> Tensor:
-        """Compute only the couplings of ``em_step``, with a gradient; those that ``em_step`` returns have none."""
-        if before is None:
-            return normalise.fused(self.zero_logits())
-        parents, log_height = before
-        return normalise.fused(log_height.unsqueeze(2) - parents.distances)
-
     def em_step(
         self,
         activations: Tensor,
@@ -87,13 +80,9 @@ class FusedVotes(AbstractVotes):
         damping: float,
         min_variance: float,
         mass_eps: float,
+        couplings_with_gradient: bool = False,
     ) -> tuple[Tensor, FitOutputs]:
-        """Run ``e_step`` and ``m_step`` of ``capsule_lab.routing.em``; return couplings and the fitted parents.
-
-        ``before`` are the parents of the previous iteration and their ``log_height``, see ``e_step``; ``None`` in the
-        first iteration, which has equal log-couplings. No E-step follows the ``last`` one, so distances are not
-        computed. Raise ``ValueError`` if activations are not ``(batch, child)``.
-        """
+        """Return couplings and the fitted parents, see ``capsule_lab.kernels.base.EMStep``."""
         batch, child, parent, dim = self.shape
         if activations.shape != (batch, child):
             raise ValueError(
@@ -106,13 +95,27 @@ class FusedVotes(AbstractVotes):
         given = self.poses, self.weight, activations
         options = (self.inner, damping, min_variance, mass_eps, not last)
         if torch.compiler.is_compiling():
-            couplings = self.e_step(before, normalise)
-            return couplings, FitOutputs(*ops.fit(*given, couplings, previous, *options))
-        known: tuple[Tensor | None, ...] = (None, None, None)
-        if parents is not None:
-            known = parents.poses, parents.variances, parents.distances
-        couplings, *fitted = _EMStep.apply(normalise, options, *given, previous, log_height, *known)
+            couplings = self._e_step(before, normalise)
+            fitted = ops.fit(*given, couplings, previous, *options)
+        else:
+            known: tuple[Tensor | None, ...] = (None, None, None)
+            if parents is not None:
+                known = parents.poses, parents.variances, parents.distances
+            couplings, *fitted = _EMStep.apply(
+                normalise, options, *given, previous, log_height, *known
+            )
+        if couplings_with_gradient and before is None:
+            # plain torch, because ``normalise.fused`` rounds equal couplings differently
+            couplings = normalise(self.zero_logits())
+        elif couplings_with_gradient:  # those of ``_EMStep`` have none
+            couplings = self._e_step(before, normalise)
         return couplings, FitOutputs(*fitted)
+
+    def _e_step(self, before: tuple[FitOutputs, Tensor] | None, normalise: Normalise) -> Tensor:
+        if before is None:
+            return normalise.fused(self.zero_logits())
+        parents, log_height = before
+        return normalise.fused(log_height.unsqueeze(2) - parents.distances)
 
 
 class _EMStep(torch.autograd.Function):
