@@ -59,14 +59,9 @@ def heinsen_routing(
     votes = votes if bias is None else _biased(votes, bias)
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        em_step = make_em_step(
-            votes,
-            activations,
-            couplings_with_gradient=True,  # scores are functions of the couplings
-            damping=0.0,
-            min_variance=EPS,
-            mass_eps=EPS,
-        )
+        options = {"damping": 0.0, "min_variance": EPS, "mass_eps": EPS}
+        # scores are functions of the couplings
+        em_step = make_em_step(votes, activations, couplings_with_gradient=True, **options)
         before = None
         for iteration in range(iterations):
             # E-step and M-step: as in EM routing, R_ij [b j i]
