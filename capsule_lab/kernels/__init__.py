@@ -2,7 +2,6 @@
 
 from capsule_lab.kernels.backends import Backend, check_backend
 from capsule_lab.kernels.base import AbstractVotes
-from capsule_lab.kernels.fused import FusedVotes
 from capsule_lab.kernels.run_routing import child_softmax, route
 
-__all__ = ["AbstractVotes", "Backend", "FusedVotes", "check_backend", "child_softmax", "route"]
+__all__ = ["AbstractVotes", "Backend", "check_backend", "child_softmax", "route"]

@@ -48,14 +48,17 @@ def check_backend(backend: Backend) -> Backend:
     return backend
 
 
-def select_backend(backend: Backend, votes: Tensor | Votes) -> Backend:
+def select_backend(backend: Backend, votes: Tensor | Votes, *, fused: bool = True) -> Backend:
     """Return the backend to use: ``reference``, ``matmul`` or ``fused``; raise ``ValueError`` for an unknown one.
 
-    Raise ``ConfigError`` if ``fused`` is not available, for example in ``torch.func.vmap`` and ``jvp``, for which its
-    gradients have no rules.
+    For a routing without a ``fused`` form, ``auto`` and ``fused`` are ``matmul``, so that every routing takes every
+    backend. Otherwise raise ``ConfigError`` if ``fused`` is not available, for example in ``torch.func.vmap`` and
+    ``jvp``, for which its gradients have no rules.
     """
     if check_backend(backend) in ("reference", "matmul"):
         return backend
+    if not fused:
+        return "matmul"
     if not isinstance(votes, Votes):
         if backend == "fused":
             raise ValueError(

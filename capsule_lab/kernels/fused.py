@@ -8,11 +8,8 @@ distances from them and normalises again. Memory does not grow with the number o
 
 Dynamic routing: sums and agreements are linear in the votes, so the gradient of the votes is a sum of outer products,
 ``dL/dV_ij = sum_t x_t[j, i] y_t[j]`` (x for a child, y for a component). Contracting each term with poses and weight
-would read both once per term. Therefore ``_Linear.backward`` returns no gradient for poses and weight but adds its pair
-``(x_t, y_t)`` to ``_PendingProducts``. ``_ContractPending``, through which poses and weight enter the graph, contracts
-all pairs in one kernel. Invariant: autograd runs ``_ContractPending.backward`` after every ``_Linear.backward`` of the
-same backward pass, because all these nodes lead to it. A pass without gradients of poses and weight does not reach it
-and leaves pairs behind; the number of the pass distinguishes these from new pairs.
+would read both once per term. Therefore the terms of a backward pass are collected and contracted together, see
+``_PendingProducts``.
 
 Under torch.compile, this is not used: the operators of ``capsule_lab.kernels.ops`` have separate gradients.
 """
@@ -73,13 +70,6 @@ class FusedVotes(AbstractVotes):
             return ops.agreement(self.poses, self.weight, poses, self.inner)
         return _Linear.apply(self.pending, self.inner, True, self.poses, self.weight, poses)
 
-    def e_step(self, before: tuple[FitOutputs, Tensor] | None, normalise: Normalise) -> Tensor:
-        """Compute only the couplings of ``em_step``, with a gradient; those that ``em_step`` returns have none."""
-        if before is None:
-            return normalise.fused(self.zero_logits())
-        parents, log_height = before
-        return normalise.fused(log_height.unsqueeze(2) - parents.distances)
-
     def em_step(
         self,
         activations: Tensor,
@@ -90,13 +80,9 @@ class FusedVotes(AbstractVotes):
         damping: float,
         min_variance: float,
         mass_eps: float,
+        couplings_with_gradient: bool = False,
     ) -> tuple[Tensor, FitOutputs]:
-        """Run ``e_step`` and ``m_step`` of ``capsule_lab.routing.em``; return couplings and the fitted parents.
-
-        ``before`` are the parents of the previous iteration and their ``log_height``, see ``e_step``; ``None`` in the
-        first iteration, which has equal log-couplings. No E-step follows the ``last`` one, so distances are not
-        computed. Raise ``ValueError`` if activations are not ``(batch, child)``.
-        """
+        """Return couplings and the fitted parents, see ``capsule_lab.kernels.base.EMStep``."""
         batch, child, parent, dim = self.shape
         if activations.shape != (batch, child):
             raise ValueError(
@@ -109,13 +95,27 @@ class FusedVotes(AbstractVotes):
         given = self.poses, self.weight, activations
         options = (self.inner, damping, min_variance, mass_eps, not last)
         if torch.compiler.is_compiling():
-            couplings = self.e_step(before, normalise)
-            return couplings, FitOutputs(*ops.fit(*given, couplings, previous, *options))
-        known: tuple[Tensor | None, ...] = (None, None, None)
-        if parents is not None:
-            known = parents.poses, parents.variances, parents.distances
-        couplings, *fitted = _EMStep.apply(normalise, options, *given, previous, log_height, *known)
+            couplings = self._e_step(before, normalise)
+            fitted = ops.fit(*given, couplings, previous, *options)
+        else:
+            known: tuple[Tensor | None, ...] = (None, None, None)
+            if parents is not None:
+                known = parents.poses, parents.variances, parents.distances
+            couplings, *fitted = _EMStep.apply(
+                normalise, options, *given, previous, log_height, *known
+            )
+        if couplings_with_gradient and before is None:
+            # plain torch, because ``normalise.fused`` rounds equal couplings differently
+            couplings = normalise(self.zero_logits())
+        elif couplings_with_gradient:  # those of ``_EMStep`` have none
+            couplings = self._e_step(before, normalise)
         return couplings, FitOutputs(*fitted)
+
+    def _e_step(self, before: tuple[FitOutputs, Tensor] | None, normalise: Normalise) -> Tensor:
+        if before is None:
+            return normalise.fused(self.zero_logits())
+        parents, log_height = before
+        return normalise.fused(log_height.unsqueeze(2) - parents.distances)
 
 
 class _EMStep(torch.autograd.Function):
@@ -259,25 +259,41 @@ def _first_couplings(normalise: Normalise, poses: Tensor, weight: Tensor) -> Ten
 
 
 class _PendingProducts:
-    """Pairs ``by_child`` and ``by_component`` whose outer products sum to the gradient of the votes."""
+    """Pairs ``by_child`` and ``by_component`` whose outer products sum to the gradient of the votes.
+
+    Dynamic routing with two iterations, from the first operation to the last; all are nodes of one graph::
+
+        poses, weight = _ContractPending(poses, weight)   # returns both unchanged
+        s_1 = _Linear(poses, weight, c_1)                 # weighted sum
+        b_2 = _Linear(poses, weight, v_1)                 # agreement; v_1 depends on s_1, c_2 on b_2
+        s_2 = _Linear(poses, weight, c_2)
+
+    Its backward pass runs the nodes from the last to the first:
+
+    1. ``s_2`` adds the pair ``(c_2, dL/ds_2)``, ``b_2`` adds ``(dL/db_2, v_1)``, ``s_1`` adds ``(c_1, dL/ds_1)``. They
+       return no gradient of poses and weight, only one of their last argument.
+    2. ``_ContractPending`` takes the three pairs, and contracts them with poses and weight in one kernel.
+
+    Invariant: a pass that runs ``_ContractPending`` runs it after every ``_Linear``, because poses and weight are
+    inputs of each of them. Autograd runs it although they return no gradient for these inputs.
+
+    Two kinds of pass leave pairs behind: one for other inputs, such as biases, which does not run ``_ContractPending``,
+    and one that an exception interrupts. The next pass must not contract these pairs. Its first node finds the number
+    of an earlier pass and starts a new list. Thus a second pass, with ``retain_graph``, collects all of its own pairs.
+    The forward pass stores nothing here, so an exception between forward and backward pass leaves nothing behind.
+    """
 
     def __init__(self) -> None:
         self.backward_pass = -1
         self.pairs: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, by_child: Tensor, by_component: Tensor) -> None:
-        self.pairs = [*self._of_this_pass(), (by_child, by_component)]
-
-    def take(self) -> list[tuple[Tensor, Tensor]]:
-        pairs = self._of_this_pass()
-        self.pairs = []
-        return pairs
-
-    def _of_this_pass(self) -> list[tuple[Tensor, Tensor]]:
+    def of_this_pass(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the list of the running backward pass, which is empty when the first node of the pass asks."""
         number = backward_pass_number()
-        pairs = self.pairs if number == self.backward_pass else []
-        self.backward_pass = number
-        return pairs
+        if number != self.backward_pass:
+            self.backward_pass = number
+            self.pairs = []
+        return self.pairs
 
 
 class _ContractPending(torch.autograd.Function):
@@ -294,10 +310,11 @@ class _ContractPending(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, to_poses: Tensor | None, to_weight: Tensor | None) -> tuple[Any, ...]:
-        pairs = ctx.pending.take()
+        pairs = ctx.pending.of_this_pass()
         if pairs:
             by_child = [of_child for of_child, _ in pairs]
             by_component = [of_component for _, of_component in pairs]
+            pairs.clear()
             of_poses, of_weight = ops.contraction(
                 *ctx.saved_tensors, by_child, by_component, ctx.inner
             )
@@ -326,10 +343,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         poses, weight, given = ctx.saved_tensors
-        if ctx.agree:
-            ctx.pending.add(by_child=gradient, by_component=given)
-        else:
-            ctx.pending.add(by_child=given, by_component=gradient)
+        by_child, by_component = (gradient, given) if ctx.agree else (given, gradient)
+        ctx.pending.of_this_pass().append((by_child, by_component))
         to_given = None
         if ctx.needs_input_grad[5]:
             to_given = _linear(not ctx.agree)(poses, weight, gradient, ctx.inner)

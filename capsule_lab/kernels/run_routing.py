@@ -30,18 +30,21 @@ def route(
     normalise: Normalise | None,
     on_iteration: OnIteration | None,
     backend: Backend,
+    *,
+    fused: bool = True,
 ) -> tuple[Tensor, ...]:
     """Return ``procedure(votes, activations)``.
 
     On a CPU, ``matmul`` runs the procedure on chunks of images whose votes fit into the cache. With ``on_iteration``,
-    which expects all images, it runs on all of them at once. The other arguments are those of the routing function.
-    Raise ``ValueError`` if votes do not have 4 dimensions.
+    which expects all images, it runs on all of them at once. ``fused=False`` declares that the procedure has no fused
+    form, see ``select_backend``. The other arguments are those of the routing function. Raise ``ValueError`` if votes
+    do not have 4 dimensions.
     """
     if isinstance(votes, Tensor) and votes.ndim != 4:
         raise ValueError(
             f"votes have shape {tuple(votes.shape)}; expected (batch, child, parent, dim)"
         )
-    choice = select_backend(backend, votes)
+    choice = select_backend(backend, votes, fused=fused)
     if not isinstance(votes, Votes):
         dense = PlainVotes(votes) if choice == "reference" else MatmulVotes(votes)
         return procedure(dense, activations)

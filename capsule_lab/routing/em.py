@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import float32_under_autocast
-from capsule_lab.kernels import AbstractVotes, Backend, FusedVotes, route
+from capsule_lab.kernels import AbstractVotes, Backend, route
 from capsule_lab.routing import em_costs
 from capsule_lab.routing.base import (
     AbstractRouting,
@@ -75,10 +75,25 @@ def e_step(
     return normalise(log_height.unsqueeze(2) - distances)
 
 
-def make_em_step(votes: AbstractVotes, activations: Tensor, **options: Any) -> Any:
-    """Return a function that runs one E-step and one M-step, fused or on dense votes."""
-    if isinstance(votes, FusedVotes):
-        return partial(votes.em_step, activations, **options)
+def make_em_step(
+    votes: AbstractVotes,
+    activations: Tensor,
+    *,
+    couplings_with_gradient: bool = False,
+    **options: Any,
+) -> Any:
+    """Return a function that runs one E-step and one M-step: that of the votes or, if they have none, the two above.
+
+    The parents have gradients. Couplings need not have one, unless ``couplings_with_gradient``: see
+    ``capsule_lab.kernels.base.EMStep``, which also describes the function.
+    """
+    if votes.em_step is not None:
+        return partial(
+            votes.em_step,
+            activations,
+            couplings_with_gradient=couplings_with_gradient,
+            **options,
+        )
     dense = votes.dense().transpose(1, 2)  # [b j i d]
 
     def em_step(before: tuple[Any, Tensor] | None, normalise: Normaliser, *, last: bool) -> Any:  # noqa: ARG001

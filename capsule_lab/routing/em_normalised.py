@@ -101,9 +101,15 @@ def em_evidence(
             before = parents, parents.mass.log() - 0.5 * (log_variance + dim * LOG_2PI)
         return parents.poses, -0.5 * log_variance
 
-    if prior is not None and backend != "reference":
-        backend = "matmul"  # the fused step has no gradient for tensors in a normaliser
-    poses, evidence = route(procedure, votes, activations, of_the_layer, on_iteration, backend)
+    poses, evidence = route(
+        procedure,
+        votes,
+        activations,
+        of_the_layer,
+        on_iteration,
+        backend,
+        fused=prior is None,  # the fused step has no gradient for tensors in a normaliser
+    )
     return poses, evidence
 
 

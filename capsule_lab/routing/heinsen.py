@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import add_to_votes, float32_under_autocast
-from capsule_lab.kernels import AbstractVotes, Backend, FusedVotes, route
+from capsule_lab.kernels import AbstractVotes, Backend, route
 from capsule_lab.routing import base
 from capsule_lab.routing.em import make_em_step
 from capsule_lab.shapes import check_probabilities, checks_routing
@@ -59,13 +59,13 @@ def heinsen_routing(
     votes = votes if bias is None else _biased(votes, bias)
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        em_step = make_em_step(votes, activations, damping=0.0, min_variance=EPS, mass_eps=EPS)
+        options = {"damping": 0.0, "min_variance": EPS, "mass_eps": EPS}
+        # scores are functions of the couplings
+        em_step = make_em_step(votes, activations, couplings_with_gradient=True, **options)
         before = None
         for iteration in range(iterations):
             # E-step and M-step: as in EM routing, R_ij [b j i]
             couplings, parents = em_step(before, normalise, last=iteration == iterations - 1)
-            if isinstance(votes, FusedVotes):
-                couplings = _couplings_with_gradient(votes, before, normalise)
             # D-step: the share of each child that a parent uses and ignores, and the score of the parent
             use = activations.unsqueeze(1) * couplings  # [b j i]
             ignore = activations.unsqueeze(1) - use
@@ -79,15 +79,6 @@ def heinsen_routing(
         return parents.poses, scores.sigmoid(), scores
 
     return Capsules(*route(procedure, votes, activations, normalise, on_iteration, backend))
-
-
-def _couplings_with_gradient(
-    votes: FusedVotes, before: tuple[Any, Tensor] | None, normalise: base.Normaliser
-) -> Tensor:
-    """Compute the couplings of a fused step again, because the step returns them without a gradient."""
-    if before is None:
-        return normalise(votes.zero_logits())
-    return votes.e_step(before, normalise)
 
 
 def _biased(votes: Tensor | Votes, bias: Float[Tensor, "type parent dim"]) -> Tensor | Votes:

@@ -135,9 +135,9 @@ def variational_bayes_routing(
         logits = -parents.log_share.exp() * entropy
         return parents.poses, logits.sigmoid(), logits
 
-    if backend != "reference":
-        backend = "matmul"  # no kernel sums squared votes
-    return Capsules(*route(procedure, votes, activations, normalise, on_iteration, backend))
+    # not fused: no kernel sums squared votes
+    parents = route(procedure, votes, activations, normalise, on_iteration, backend, fused=False)
+    return Capsules(*parents)
 
 
 class VariationalBayesRouting(AbstractRouting):

@@ -1,10 +1,12 @@
 """Backends are the same numbers in other time and memory; and which one answers."""
 
+import ast
 import itertools
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,8 +26,12 @@ from capsule_lab.routing import (
     EMRouting,
     Normaliser,
     UniformRouting,
+    em_evidence,
+    variational_bayes_routing,
 )
-from capsule_lab.types import Votes
+from capsule_lab.routing.em import make_em_step
+from capsule_lab.types import RoutingTrace, Votes
+from tests.helpers.commands import ROOT
 from tests.helpers.kernels import assert_exact as exact
 from tests.helpers.kernels import backwards, draw, weighted_total, with_gaps
 
@@ -299,6 +305,31 @@ def test_gradients_of_any_inputs_any_number_of_times(routing: str, backend: str)
         exact(alone, (once[which],))
 
 
+@both_fast
+def test_a_backward_pass_that_an_exception_ends_does_not_change_the_next(backend: str) -> None:
+    """The exception occurs when some sums have received their gradients and others have not."""
+    interrupted = False
+
+    def interrupt(_: Tensor) -> None:
+        if interrupted:
+            raise InterruptedError
+
+    def watch(trace: RoutingTrace) -> None:
+        if trace.iteration == 1:
+            trace.poses.register_hook(interrupt)
+
+    votes, _ = given()
+    inputs = leaf(votes.poses), leaf(votes.weight)
+    parents = dynamic_routing(Votes(*inputs), on_iteration=watch, backend=backend)
+    gradients = partial(torch.autograd.grad, parents.poses.sin().sum(), inputs, retain_graph=True)
+    expected = gradients()
+    interrupted = True
+    with pytest.raises(InterruptedError):
+        gradients()
+    interrupted = False
+    exact(gradients(), expected)
+
+
 @three_routings
 def test_several_routings_in_one_graph_and_checkpointing(routing: str) -> None:
     """Of the same poses and weight, as in a network that shares them."""
@@ -362,6 +393,63 @@ def test_dense_votes_of_the_fused_backend_have_gradients() -> None:
     found = gradients_through(FusedVotes(Votes(poses, weight)))
     expected = gradients_through(PlainVotes(dense_votes(poses, weight)))
     exact(found, expected)
+
+
+class WithStep(PlainVotes):
+    """Votes of no known class that declare a fused step."""
+
+    def em_step(self, activations: Tensor, *before: Any, **options: Any) -> Any:
+        return activations, before, options
+
+
+def test_em_routing_runs_the_step_that_votes_declare() -> None:
+    votes, activations = given()
+    dense = dense_votes(*votes[:2])
+    step = make_em_step(WithStep(dense), activations, damping=0.1)
+    options = {"damping": 0.1, "couplings_with_gradient": False, "last": True}
+    assert step(None, last=True) == (activations, (None,), options)
+    for kind in (PlainVotes, MatmulVotes):
+        assert kind(dense).em_step is None
+
+
+CLASSES_OF_VOTES = {"FusedVotes", "MatmulVotes", "PlainVotes"}
+"""The classes behind ``AbstractVotes``, which no routing names."""
+
+
+def knowledge_of_backends(source: str) -> list[str]:
+    """What a module knows of backends: classes of votes, and its own choice of ``backend``."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name | ast.Attribute | ast.alias):
+            found += CLASSES_OF_VOTES & {*ast.unparse(node).replace(".", " ").split()}
+        if isinstance(node, ast.Name) and node.id == "backend" and isinstance(node.ctx, ast.Store):
+            found.append("backend = …")
+        if isinstance(node, ast.Compare) and "backend" in ast.unparse(node):
+            found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "capsule_lab" / "routing").glob("*.py")), ids=lambda file: file.stem
+)
+def test_routing_does_not_know_its_backend(file: Path) -> None:
+    """Votes declare what they can do, such as ``em_step``; a routing declares that it has no fused form."""
+    assert knowledge_of_backends(file.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from capsule_lab.kernels.fused import FusedVotes", ["FusedVotes"]),
+        ("isinstance(votes, fused.FusedVotes)", ["FusedVotes"]),
+        ("backend = 'matmul'", ["backend = …"]),
+        ("fused = backend != 'reference'", ["backend != 'reference'"]),
+        ("self.backend = check_backend(backend)", []),
+        ("route(votes, backend, fused=prior is None)", []),
+    ],
+)
+def test_knowledge_of_backends_would_be_found(source: str, expected: list[str]) -> None:
+    assert knowledge_of_backends(source) == expected
 
 
 # ------------------------------------------------------------------------------------------- choice of a backend
@@ -496,6 +584,65 @@ def test_without_numba(seen: list[Any], caplog: pytest.LogCaptureFixture) -> Non
     )
     with pytest.raises(ValueError, match=message):
         uniform_routing(votes, backend="fused")
+
+
+def without_a_fused_form(votes: Votes | Tensor, activations: Tensor, backend: Any) -> None:
+    def procedure(votes: AbstractVotes, _: Tensor) -> tuple[Tensor]:
+        return (votes.dense(),)
+
+    run_routing.route(procedure, votes, activations, None, None, backend, fused=False)
+
+
+def variational_bayes(votes: Votes | Tensor, activations: Tensor, backend: Any) -> None:
+    variational_bayes_routing(votes, activations, backend=backend)
+
+
+def em_with_a_prior(votes: Votes | Tensor, activations: Tensor, backend: Any) -> None:
+    prior = torch.zeros(3, 17, dtype=torch.float64)
+    em_evidence(votes, activations, prior=prior, backend=backend)
+
+
+not_fused = pytest.mark.parametrize(
+    "route", [without_a_fused_form, variational_bayes, em_with_a_prior]
+)
+
+
+def check_votes_are_stored(route: Callable[..., None], seen: list[Any]) -> None:
+    votes, activations = given()
+    dense = dense_votes(*votes[:2])
+    for argument, backend in product((votes, dense), ("auto", "fused", "matmul", "reference")):
+        route(argument, activations, backend)
+        expected = PlainVotes if backend == "reference" else MatmulVotes
+        assert type(seen[-1]) is expected, backend
+
+
+@not_fused
+@pytest.mark.usefixtures("cleared_caches")
+def test_routing_without_a_fused_form_takes_every_backend_and_stores_votes(
+    route: Callable[..., None], seen: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """``fused`` is then ``matmul``; no kernel is loaded, and nothing is logged."""
+    caplog.set_level(logging.INFO, "capsule_lab")
+    check_votes_are_stored(route, seen)
+    assert caplog.messages == []
+    assert backends._imported.cache_info().currsize == 0
+
+
+@not_fused
+@pytest.mark.usefixtures("unchecked_types")  # in training nothing else checks
+def test_routing_without_a_fused_form_refuses_an_unknown_backend(
+    route: Callable[..., None],
+) -> None:
+    with pytest.raises(ValueError, match="routing backend is 'mathmul'"):
+        route(*given(), "mathmul")
+
+
+@not_fused
+@pytest.mark.usefixtures("without_numba")
+def test_routing_without_a_fused_form_does_not_need_numba(
+    route: Callable[..., None], seen: list[Any]
+) -> None:
+    check_votes_are_stored(route, seen)
 
 
 def test_votes_that_cannot_be_fused() -> None:
