@@ -53,10 +53,7 @@ def cnn(**options: Any) -> AbstractClassifierModule:
 
 
 def capsnet_with_decoder(**options: Any) -> AbstractClassifierModule:
-    lit = capsnet()
-    lit.optimizer = functools.partial(torch.optim.Adam, fused=True)
-    lit.step_graphs.use = options.get("cuda_graphs", "auto")
-    return lit
+    return capsnet(optimizer=functools.partial(torch.optim.Adam, fused=True), **options)
 
 
 def em_caps(loss: Callable[..., Any] = spread_loss, **options: Any) -> AbstractClassifierModule:
