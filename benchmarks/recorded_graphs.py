@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from benchmarks.traffic import tensors_in
 from capsule_lab import losses, shapes
-from capsule_lab.system import cuda_graphs
+from capsule_lab.system import environment
 
 R = TypeVar("R")
 
@@ -157,9 +157,9 @@ def recorded_graphs() -> Iterator[type[RecordedGraph]]:
     """Capture and replay on a CPU, where nothing reads values that a GPU would not show."""
     RecordedGraph.captures = RecordedGraph.replays = 0
     with (
-        patch.object(cuda_graphs, "Graph", RecordedGraph),
-        patch.object(cuda_graphs, "is_supported", lambda _: True),
-        patch.object(cuda_graphs, "new_pool", lambda: None),
+        patch("capsule_lab.system.cuda_graphs.Graph", RecordedGraph),
+        patch("capsule_lab.system.cuda_graphs.new_pool", lambda: None),
+        patch.object(environment, "is_gpu", lambda _: True),
         patch.object(shapes, "is_readable", lambda _: False),
         patch.object(losses, "is_readable", lambda _: False),
     ):

@@ -28,9 +28,7 @@ from benchmarks.layers import build_layer, small
 from benchmarks.models import Step, build_step, take_step
 from benchmarks.roofline import beside_roofline, measure_roofline
 from capsule_lab.errors import ConfigError, one_line
-from capsule_lab.lit.captured_step import EAGER_STEPS, CapturedStep
-from capsule_lab.lit.optimizers import has_device_values, use_device_values
-from capsule_lab.system import cuda_graphs
+from capsule_lab.lit.optimizers import use_device_values
 
 PAUSE = 0.05  # ours: OpenMP's threads busy-wait for some milliseconds after work
 
@@ -241,6 +239,10 @@ def replayed_passes(
     step: Step, device: torch.device
 ) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     """Return the passes of a step as CUDA graphs; an optimizer that cannot be captured runs as it is."""
+    # optional: the other forms are timed without these files
+    from capsule_lab.lit.captured_step import EAGER_STEPS, CapturedStep, has_device_values
+    from capsule_lab.system import cuda_graphs
+
     cuda_graphs.use_side_stream(device)
     use_device_values(step.optimizer, device)
     for _ in range(EAGER_STEPS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
 import torch
@@ -16,7 +16,9 @@ from capsule_lab.errors import check_number
 from capsule_lab.lit import AbstractModule
 from capsule_lab.schedules import Duration, duration_in_steps
 from capsule_lab.system import torch_internals
-from capsule_lab.system.cuda_graphs import Replayed
+
+if TYPE_CHECKING:
+    from capsule_lab.system.cuda_graphs import Replayed
 
 
 class AveragedWeights(WeightAveraging):
@@ -76,6 +78,9 @@ class AveragedWeights(WeightAveraging):
         if trainer.global_step <= self._latest_update_step:
             return
         if self._update is None:
+            # optional: the average works without this file
+            from capsule_lab.system.cuda_graphs import Replayed
+
             assert self._average_model is not None
             update = functools.partial(
                 _update, self._average_model, pl_module, self._kwargs["multi_avg_fn"]

@@ -36,14 +36,14 @@ from capsule_lab.data.splits import (
 )
 from capsule_lab.data.transforms import transform_each
 from capsule_lab.errors import CapsuleLabError, DataError, check_choice, check_number, one_line
-from capsule_lab.system import cuda_graphs
-from capsule_lab.system.cuda_graphs import Replayed
+from capsule_lab.system import environment
 from capsule_lab.types import Batch, DataSpec
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from capsule_lab.data.formats.pictures import Polarity
+    from capsule_lab.system.cuda_graphs import Replayed
 
 log = logging.getLogger(__name__)
 
@@ -410,6 +410,9 @@ class AbstractDataModule(L.LightningDataModule):
         """Whether to transform training batches with a CUDA graph, on the device on which ``fit`` begins."""
         self._replayed = None
         if use:
+            # optional: data sets work without this file
+            from capsule_lab.system.cuda_graphs import Replayed
+
             self._replayed = Replayed(
                 "the transformation of training batches", self._training_batch
             )
@@ -438,7 +441,7 @@ class AbstractDataModule(L.LightningDataModule):
             world_size=world_size,
             device=dataset.device,
         )
-        if training and cuda_graphs.is_supported(dataset.device):
+        if training and environment.is_gpu(dataset.device):
             dataset = ReplayedSet(dataset, lambda: self._replayed is not None)
         pin_memory = dataset.device.type == "cpu" and device.type == "cuda"
         return ResumableLoader(dataset, batches, pin_memory=pin_memory)

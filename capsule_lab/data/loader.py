@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 import os
@@ -10,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +21,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from capsule_lab.data.transforms import sample_key
 from capsule_lab.errors import DataError
-from capsule_lab.system.cuda_graphs import Replayed
 from capsule_lab.system.environment import runs_per_gpu
 from capsule_lab.system.files import open_regular
 from capsule_lab.types import Batch, DataSpec
+
+if TYPE_CHECKING:
+    from capsule_lab.system.cuda_graphs import Replayed
 
 log = logging.getLogger(__name__)
 
@@ -276,7 +279,6 @@ class ReplayedSet(InMemory):
         super().__init__(dataset.data, dataset.seed, size=len(dataset))
         self.dataset = dataset
         self.may_replay = may_replay
-        self._gather = Replayed("the gathering of training batches", dataset.__getitem__)
         self._epoch = torch.full((), -1, device=dataset.device)
         self._epoch_number = -1
 
@@ -289,6 +291,13 @@ class ReplayedSet(InMemory):
             self._epoch_number = epoch
         gathered: Batch = self._gather((index, self._epoch))
         return gathered
+
+    @functools.cached_property
+    def _gather(self) -> Replayed:
+        # optional: data sets work without this file
+        from capsule_lab.system.cuda_graphs import Replayed
+
+        return Replayed("the gathering of training batches", self.dataset.__getitem__)
 
 
 @dataclass(eq=False)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from capsule_lab.errors import check_choice, check_number
-from capsule_lab.lit.captured_step import StepGraphs, UseGraphs
 from capsule_lab.lit.lightning_internals import (
     LightningModule,
     batch_index,
@@ -27,6 +26,7 @@ from capsule_lab.lit.metrics import SplitMetrics
 from capsule_lab.lit.optimizers import Muon, parameter_groups, use_device_values
 from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
+from capsule_lab.lit.training_steps import TrainingSteps, UseGraphs
 from capsule_lab.lit.warm_up import compile_kernels
 from capsule_lab.losses import l2_loss
 from capsule_lab.schedules import Schedule, check_schedules
@@ -55,7 +55,8 @@ class AbstractModule(LightningModule):
         max_steps: number of steps after which the run ends, also within an epoch; -1 lets the Trainer decide. (With
             the Trainer's ``max_steps``, Lightning 2.6 miscounts when it resumes at the end of an epoch.)
         compile: how training steps call the network, see ``TrainingNetwork``; others call it directly.
-        cuda_graphs: whether training steps are replayed as CUDA graphs, see ``StepGraphs``; the results are the same.
+        cuda_graphs: whether training steps are replayed as CUDA graphs, see ``captured_step.StepGraphs``; the results
+            are the same.
 
     Attributes:
         step_values: values of all schedules in the current training step; from ``on_train_batch_start``.
@@ -95,7 +96,12 @@ class AbstractModule(LightningModule):
         self.step_values: dict[str, float] = {}
         self.image_counts: dict[str, int] = {}
         self.training_network = TrainingNetwork(network, compile=compile)
-        self.step_graphs = StepGraphs(self, cuda_graphs)
+        self.step_graphs = TrainingSteps(self)
+        if cuda_graphs:
+            # optional: without this file and system.cuda_graphs, steps run as they are
+            from capsule_lab.lit.captured_step import StepGraphs
+
+            self.step_graphs = StepGraphs(self, cuda_graphs)
         self.schedule_on_device: Mapping[str, Tensor] | None = None  # while a step is captured
         self.metrics = metrics
         if self.scheduled_routing.names and self.training_network.has_graphs:
@@ -134,13 +140,7 @@ class AbstractModule(LightningModule):
         return self.training_network(*inputs) if self.training else self.network(*inputs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        if self.step_graphs.step is not None:
-            terms = self.step_graphs.forward(batch, self.step_values)
-        elif self.step_graphs.enabled:
-            with self.metrics.in_place("train"):
-                terms, _ = self._step(batch, "train")
-        else:
-            terms, _ = self._step(batch, "train")
+        terms = self.step_graphs.step.forward(batch)
         # training batches have equal sizes in all processes
         self._count(batch, "train", self.trainer.world_size)
         if self.trainer.progress_bar_callback is not None:  # its bar reads the loss of every step
@@ -155,13 +155,13 @@ class AbstractModule(LightningModule):
         split = ("val", *self.further_validations)[dataloader_idx]
         self._count(batch, split)
         if dataloader_idx == 0:
-            return {"output": self._step(batch, split)[1]}
+            return {"output": self.measured_terms(batch, split)[1]}
         output = self(*self.inputs_of(batch))
         self.measure(split, batch, output)
         return {"output": output}
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        output = self._step(batch, "test")[1]
+        output = self.measured_terms(batch, "test")[1]
         self._count(batch, "test")
         if self.test_parts:
             part = self.test_parts[dataloader_idx]
@@ -173,7 +173,7 @@ class AbstractModule(LightningModule):
         images = len(batch.labels) * processes
         self.image_counts[split] = self.image_counts.get(split, 0) + images
 
-    def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], Any]:
+    def measured_terms(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], Any]:
         """Compute and measure the terms of the loss, with their sum ``loss`` first, and the output."""
         terms, output = self.terms(batch)
         terms |= self.penalty()
@@ -189,15 +189,6 @@ class AbstractModule(LightningModule):
         if values is None:
             values = self.schedule_values()
         return self.loss_terms(batch, output, values), output
-
-    def captured_terms(self, batch: Batch, schedule: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Compute and measure the terms of the loss for a graph, with ``schedule`` in the device's memory."""
-        self.schedule_on_device = schedule
-        try:
-            with self.metrics.in_place("train"):
-                return self._step(batch, "train")[0]
-        finally:
-            self.schedule_on_device = None
 
     @property
     def test_parts(self) -> tuple[str, ...]:
@@ -226,8 +217,7 @@ class AbstractModule(LightningModule):
             self.add_split(split)
 
     def on_train_epoch_end(self) -> None:
-        if self.step_graphs.enabled:
-            self.metrics.mark_updated("train")
+        self.metrics.mark_updated("train")
         self._log_epoch("train")
         for name, value in self.schedule_values().items():
             self.log(f"schedule/{name}", value)
@@ -337,46 +327,23 @@ class AbstractModule(LightningModule):
         torch_internals.seed_generators(int(seed), self.device)
         self.step_values = self.schedule_values()
         self.scheduled_routing.set(self.step_values)
-        self.step_graphs.prepare(batch, self.step_values)
+        self.step_graphs.prepare(batch)
 
-    # --- a step that is replayed: Lightning calls these between its hooks
+    # --- the parts of a training step: Lightning calls these between its hooks
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        if self.step_graphs.step is None:
-            super().backward(loss, *args, **kwargs)
-        else:
-            self.step_graphs.step.backward()
+        self.step_graphs.step.backward(loss, *args, **kwargs)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        if self.step_graphs.step is None:
-            super().optimizer_zero_grad(epoch, batch_idx, optimizer)
-        else:
-            self.step_graphs.step.forget_gradients()
+        self.step_graphs.step.zero_grad(epoch, batch_idx, optimizer)
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        if self.trainer.gradient_clip_val is not None and not self._replays_update:
-            super().configure_gradient_clipping(optimizer, *args, **kwargs)
+        self.step_graphs.step.clip(optimizer, *args, **kwargs)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
     ) -> None:
-        if self._replays_update:
-            self.step_graphs.update(self.trainer, optimizer.optimizer, optimizer_closure)
-        else:
-            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-
-    @property
-    def _replays_update(self) -> bool:
-        step = self.step_graphs.step
-        return step is not None and not step.without_update
-
-    def update(self, optimizer: Optimizer) -> None:
-        """Clip the gradients and step the optimizer, without hooks; for a graph."""
-        trainer = self.trainer
-        limit = trainer.gradient_clip_val
-        if limit is not None:
-            self.clip_gradients(optimizer, limit, trainer.gradient_clip_algorithm)
-        optimizer.step()
+        self.step_graphs.step.update(epoch, batch_idx, optimizer, optimizer_closure)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Step the schedule, then stop after the last step, before the callbacks' ``on_train_batch_end``."""

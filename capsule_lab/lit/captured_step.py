@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import lightning as L
 import torch
@@ -14,13 +15,11 @@ from torch.optim import Optimizer
 
 from capsule_lab.errors import ConfigError, one_line
 from capsule_lab.lit.lightning_internals import run_closure
-from capsule_lab.lit.optimizers import has_device_values
-from capsule_lab.system import cuda_graphs, torch_internals
+from capsule_lab.lit.training_steps import TrainingStep, TrainingSteps, UseGraphs
+from capsule_lab.system import cuda_graphs, environment, torch_internals
 from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
-
-UseGraphs = bool | Literal["auto"]
 
 # ours: these steps compile kernels, allocate the optimizer's state, and outlast cuda_graphs.EAGER_CALLS
 EAGER_STEPS = 3
@@ -101,43 +100,156 @@ class CapturedStep:
             parameter.grad = None
 
 
-class StepGraphs:
-    """Decides which training steps of a module are replayed, and replays them.
+def has_device_values(optimizer: Optimizer) -> bool:
+    """Return whether a step of the optimizer reads everything that changes from the memory of the device.
+
+    Others count their steps in Python, or take the learning rate from it, which a CUDA graph would repeat.
+    """
+    return all(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
+
+
+class ReplayedStep(TrainingStep):
+    """A training step that was captured, and is replayed between Lightning's hooks with the same results.
+
+    Real values of schedules are tensors on the device, which are filled before a replay.
+
+    Args:
+        batch: the batch of the capture; every replay reads its memory.
+        whole_numbers: see ``suits``.
+
+    Raises:
+        Exception: of any kind, from the user's network or loss, if the step cannot be captured.
+    """
+
+    def __init__(self, module: Any, batch: Batch, whole_numbers: tuple[int, ...]) -> None:
+        super().__init__(module)
+        if torch_internals.has_hooks(module.network):  # such as those of wandb.watch
+            raise RuntimeError("the network has hooks, which a graph would not call")
+        self._batch = batch
+        self._shapes = cuda_graphs.shapes_of(batch)
+        self._whole_numbers = whole_numbers
+        self._names: list[str] = []
+        self._values = dict(module.step_values)
+        self._schedule: dict[str, Tensor] = {}
+        device = module.trainer.strategy.root_device
+        for name, value in self._values.items():
+            # float64: together with float32 they are rounded where numbers of Python would be
+            self._schedule[name] = torch.tensor(value, dtype=torch.float64, device=device)
+        self._graphs = self._capture(device)
+
+    def _capture(self, device: torch.device) -> CapturedStep:
+        module = self.module
+        (optimizer,) = module.trainer.optimizers
+        update = None
+        if has_device_values(optimizer):
+            update = functools.partial(_clip_and_step, module, optimizer)
+        parameters = module.network.parameters()
+        on_device = module.scheduled_routing.real_numbers(self._schedule)
+        module.scheduled_routing.set({**self._values, **on_device})
+        module.schedule_on_device = self._schedule
+        try:
+            return CapturedStep(self._terms, parameters, update, device)
+        finally:
+            module.schedule_on_device = None
+            module.scheduled_routing.set(self._values)
+
+    def _terms(self) -> tuple[Tensor, Tensor]:
+        """Return the loss, with its autograd graph, and all terms, ``(term,)``."""
+        module = self.module
+        with (
+            module.trainer.precision_plugin.train_step_context(),
+            module.metrics.in_place("train"),
+        ):
+            terms, _ = module.measured_terms(self._batch, "train")
+        self._names = list(terms)
+        return terms["loss"], torch.stack([term.detach() for term in terms.values()])
+
+    @property
+    def without_update(self) -> str:
+        """Why the optimizer runs without a graph, as in ``CapturedStep``."""
+        return self._graphs.without_update
+
+    def suits(self, batch: Batch, whole_numbers: tuple[int, ...]) -> bool:
+        """Return whether a replay computes the step of this batch, with these values of integer options of routings."""
+        if whole_numbers != self._whole_numbers:
+            return False
+        return batch is self._batch or cuda_graphs.shapes_of(batch) == self._shapes
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Replay the forward pass; return the terms of the loss in memory of their own."""
+        cuda_graphs.copy_tensors(batch, self._batch)
+        for name, value in self.module.step_values.items():
+            if value != self._values[name]:
+                self._schedule[name].fill_(value)
+                self._values[name] = value
+        terms = self._graphs.forward().clone()
+        return dict(zip(self._names, terms.unbind(), strict=True))
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self._graphs.backward()
+
+    def zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        self._graphs.forget_gradients()
+
+    def clip(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        if self.without_update:  # else the graph of the update clips
+            super().clip(optimizer, *args, **kwargs)
+
+    def update(
+        self, epoch: int, batch_idx: int, optimizer: Any, closure: Callable[[], Any]
+    ) -> None:
+        if self.without_update:
+            super().update(epoch, batch_idx, optimizer, closure)
+            return
+        run_closure(self.module.trainer, optimizer.optimizer, closure)
+        self._graphs.update()
+
+
+def _clip_and_step(module: Any, optimizer: Optimizer) -> None:
+    """Clip the gradients and step the optimizer, without hooks."""
+    trainer = module.trainer
+    limit = trainer.gradient_clip_val
+    if limit is not None:
+        module.clip_gradients(optimizer, limit, trainer.gradient_clip_algorithm)
+    optimizer.step()
+
+
+class _StepBetweenReplays(TrainingStep):
+    """A training step without graphs, whose metrics stay in the memory that graphs update."""
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        with self.module.metrics.in_place("train"):
+            return super().forward(batch)
+
+
+class StepGraphs(TrainingSteps):
+    """Decides which training steps of a module are replayed as CUDA graphs.
 
     The first steps run without graphs. A step is then captured for the shapes of its batch and for those options of
     routings that are whole numbers. A step with other shapes or numbers runs without graphs until it has been seen as
-    often. Real values of schedules are tensors on the device, which are filled before a replay.
+    often.
 
     Args:
         module: the ``AbstractModule`` that trains.
         use: ``"auto"`` replays where this is possible; with ``True``, an obstacle is an error.
-
-    Attributes:
-        step: the captured step that is replayed now; ``None`` in a step without graphs.
     """
 
     def __init__(self, module: Any, use: UseGraphs) -> None:
+        super().__init__(module)
         self._module = module
-        self.use = use
-        self.step: CapturedStep | None = None
-        self.enabled = False
+        self._use = use
         self._forget()
 
     def _forget(self) -> None:
-        self.step = None
-        self._captured: CapturedStep | None = None
-        self._key: tuple[Any, ...] = ()
-        self._seen: dict[tuple[Any, ...], int] = {}
-        self._batch: Batch | None = None
-        self._last: Batch | None = None
-        self._names: list[str] = []
-        self._schedule: dict[str, Tensor] = {}
-        self._values: dict[str, float] = {}
+        self.step = TrainingStep(self._module)
+        self._captured: ReplayedStep | None = None
+        self._last_batch: Batch | None = None  # of a step without graphs
+        self._seen: Counter[Any] = Counter()  # steps without graphs, by shapes and whole numbers
 
     def check(self, trainer: L.Trainer) -> None:
         """Raise a ``ConfigError`` if graphs are required, and this Trainer cannot have them."""
         reason = self._obstacle(trainer)
-        if self.use is True and reason:
+        if self._use is True and reason:
             raise ConfigError(
                 f"module.cuda_graphs is true, but {reason}; expected module.cuda_graphs=auto"
             )
@@ -148,10 +260,10 @@ class StepGraphs:
         self.check(trainer)
         reason = self._obstacle(trainer)
         device = trainer.strategy.root_device
-        self.enabled = bool(self.use) and not reason
+        self.enabled = not reason
         if self.enabled:
             cuda_graphs.use_side_stream(device)
-        elif self.use and cuda_graphs.is_supported(device):
+        elif environment.is_gpu(device):
             log.info("training steps run without CUDA graphs: %s", reason)
 
     def stop(self, device: torch.device) -> None:
@@ -163,7 +275,7 @@ class StepGraphs:
     def _obstacle(self, trainer: L.Trainer) -> str:
         """Return why steps cannot be captured, or an empty string."""
         device = trainer.strategy.root_device
-        if not cuda_graphs.is_supported(device):
+        if not environment.is_gpu(device):
             return f"training is on {device.type}"
         if trainer.world_size > 1:
             return f"the run has {trainer.world_size} processes, which communicate during a step"
@@ -175,99 +287,44 @@ class StepGraphs:
             return f"module.compile={self._module.training_network.compile} makes its own"
         return ""
 
-    def prepare(self, batch: Batch, values: Mapping[str, float]) -> None:
-        """Decide, before the forward pass, whether the next step is replayed; capture it if it has been seen often.
-
-        ``values`` are those of the schedules.
-        """
-        self.step = None
+    def prepare(self, batch: Batch) -> None:
+        """Choose whether the next step is replayed; capture it if it has been seen often."""
         if not self.enabled:
             return
-        whole = self._module.scheduled_routing.whole_numbers(values)
-        is_captured = self._captured is not None
-        if is_captured and batch is self._batch and whole == self._key[1]:
+        module = self._module
+        whole_numbers = module.scheduled_routing.whole_numbers(module.step_values)
+        if self._captured is not None and self._captured.suits(batch, whole_numbers):
             self.step = self._captured
             return
-        key = (cuda_graphs.shapes_of(batch), whole)
-        if not is_captured or key != self._key:
-            self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] > EAGER_STEPS:
-                self._capture(batch, key, values)
-            self._last = batch
-        if key == self._key:
-            self.step = self._captured
+        self.step = _StepBetweenReplays(module)
+        key = (cuda_graphs.shapes_of(batch), whole_numbers)
+        self._seen[key] += 1
+        if self._seen[key] > EAGER_STEPS:
+            self._capture(batch, whole_numbers)
+        self._last_batch = batch
 
-    def _capture(self, batch: Batch, key: tuple[Any, ...], values: Mapping[str, float]) -> None:
-        """Capture the step for a batch of this shape, or note that it cannot be captured."""
-        module = self._module
-        self._captured = None  # frees their memory
-        self.step = None
-        is_static = batch is self._last  # the result of cuda_graphs.Replayed
-        self._batch = batch if is_static else cuda_graphs.copied(batch)
-        device = module.trainer.strategy.root_device
-        self._schedule = {}
-        for name, value in values.items():
-            # float64: together with float32 they are rounded where numbers of Python would be
-            self._schedule[name] = torch.tensor(value, dtype=torch.float64, device=device)
-        self._values = dict(values)
-        on_device = module.scheduled_routing.real_numbers(self._schedule)
-        module.scheduled_routing.set({**values, **on_device})
+    def _capture(self, batch: Batch, whole_numbers: tuple[int, ...]) -> None:
+        """Capture the step for batches of this shape and replay it, or note that it cannot be captured."""
+        self._captured = None  # frees the memory of its graphs
+        is_static = batch is self._last_batch  # the result of cuda_graphs.Replayed
+        own_batch = batch if is_static else cuda_graphs.copied(batch)
         try:
-            self._captured = self._captured_step()
+            captured = ReplayedStep(self._module, own_batch, whole_numbers)
         except Exception as error:  # of any kind, from the user's network or loss
             self._give_up(error)
             return
-        finally:
-            module.scheduled_routing.set(values)
-        self._key = key
-        reason = self._captured.without_update
-        if reason:
-            log.info("the optimizer runs without CUDA graphs: %s", reason[:200])
-
-    def _captured_step(self) -> CapturedStep:
-        module = self._module
-        trainer = module.trainer
-        if torch_internals.has_hooks(module.network):  # such as those of wandb.watch
-            raise RuntimeError("the network has hooks, which a graph would not call")
-
-        def forward() -> tuple[Tensor, Tensor]:
-            assert self._batch is not None
-            with trainer.precision_plugin.train_step_context():
-                terms = module.captured_terms(self._batch, self._schedule)
-            self._names = list(terms)
-            return terms["loss"], torch.stack([term.detach() for term in terms.values()])
-
-        (optimizer,) = trainer.optimizers
-        update = None
-        if has_device_values(optimizer):
-            update = functools.partial(module.update, optimizer)
-        parameters = module.network.parameters()
-        return CapturedStep(forward, parameters, update, trainer.strategy.root_device)
+        self._captured = captured
+        self.step = captured
+        if captured.without_update:
+            log.info("the optimizer runs without CUDA graphs: %s", captured.without_update[:200])
 
     def _give_up(self, error: Exception) -> None:
         self.enabled = False
+        self.step = TrainingStep(self._module)
         reason = one_line(error)
-        if self.use is True:
+        if self._use is True:
             raise ConfigError(
                 f"a step of {type(self._module.network).__name__} cannot be captured as CUDA graphs: "
                 f"{reason[:300]}; set module.cuda_graphs=false"
             ) from error
         log.info("training steps run without CUDA graphs: %s", reason[:200])
-
-    def forward(self, batch: Batch, values: Mapping[str, float]) -> dict[str, Tensor]:
-        """Replay the forward pass; return the terms of the loss in memory of their own."""
-        assert self.step is not None
-        assert self._batch is not None
-        cuda_graphs.copy_tensors(batch, self._batch)
-        for name, value in values.items():
-            if value != self._values[name]:
-                self._schedule[name].fill_(value)
-                self._values[name] = value
-        terms = self.step.forward().clone()
-        return dict(zip(self._names, terms.unbind(), strict=True))
-
-    def update(self, trainer: L.Trainer, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
-        """Run Lightning's closure, which calls hooks and the other parts of the step, then replay the update."""
-        assert self.step is not None
-        run_closure(trainer, optimizer, closure)
-        self.step.update()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from capsule_lab.errors import check_number
-from capsule_lab.system import cuda_graphs
+from capsule_lab.system import environment
 
 
 def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ def use_device_values(optimizer: Optimizer, device: torch.device) -> None:
     for group in optimizer.param_groups:
         rate = float(group["lr"])
         reads_device = "capturable" in group or bool(group.get("fused"))
-        on_device = reads_device and cuda_graphs.is_supported(device)
+        on_device = reads_device and environment.is_gpu(device)
         group["lr"] = torch.tensor(rate, device=device) if on_device else rate
         if "capturable" in group:
             # a CPU counts steps on the host
@@ -59,14 +59,6 @@ def use_device_values(optimizer: Optimizer, device: torch.device) -> None:
                 state = optimizer.state.get(parameter, {})
                 if "step" in state:
                     state["step"] = state["step"].to(device)
-
-
-def has_device_values(optimizer: Optimizer) -> bool:
-    """Return whether a step of the optimizer reads everything that changes from the memory of the device.
-
-    Others count their steps in Python, or take the learning rate from it, which a CUDA graph would repeat.
-    """
-    return all(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
 
 
 def _rows(module: nn.Module, parameter: Tensor) -> int:

@@ -24,11 +24,6 @@ Tensors = tuple[Tensor | None, ...]
 EAGER_CALLS = 2
 
 
-def is_supported(device: torch.device) -> bool:
-    """Return whether a device has CUDA graphs."""
-    return device.type == "cuda"
-
-
 def use_side_stream(device: torch.device) -> None:
     """Continue on another stream, after the work of the default one, which cannot be captured."""
     if device.type != "cuda":

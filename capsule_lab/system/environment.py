@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     import torch
 
 
+def is_gpu(device: torch.device) -> bool:
+    """Return whether a device is a GPU, which can replay CUDA graphs; the stand-in for graphs on a CPU replaces it."""
+    return device.type == "cuda"
+
+
 def runs_per_gpu() -> int:
     """Return how many runs share the GPU of this process."""
     return int(os.environ.get(protocol.PER_GPU, "1"))

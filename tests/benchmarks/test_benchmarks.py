@@ -18,6 +18,7 @@ from benchmarks.recorded_graphs import recorded_graphs
 from benchmarks.roofline import Work
 from capsule_lab.config.folders import options_of
 from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.lit.captured_step import EAGER_STEPS
 
 SMALL = [
     "device=cpu",
@@ -486,7 +487,7 @@ def test_replayed_steps_are_those_that_are_timed(model: str) -> None:
     assert graphs.replays == 6
     with recorded_graphs():
         timing.use_device_values(plain.optimizer, torch.device("cpu"))
-    for _ in range(timing.EAGER_STEPS + 2):
+    for _ in range(EAGER_STEPS + 2):
         models.take_step(plain)
     expected = plain.network.state_dict()
     found = replayed.network.state_dict()

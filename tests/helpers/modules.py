@@ -26,7 +26,7 @@ def classifier(loss: Callable[..., Tensor] = spread_loss, **options: Any) -> Cla
     return ClassifierModule(network, loss=loss, num_classes=3, **options)
 
 
-def capsnet() -> CapsNetModule:
+def capsnet(**options: Any) -> CapsNetModule:
     """A CapsNet with a decoder on 9x9 pixels and three classes."""
     torch.manual_seed(0)
     network = small_capsnet((1, 9, 9), 3, channels=2, kernel_size=3, class_dim=4, decoder=(5,))
@@ -34,13 +34,13 @@ def capsnet() -> CapsNetModule:
     def reconstruction(decoded: Tensor, images: Tensor) -> Tensor:
         return (decoded - images).square().mean()
 
+    options = {"optimizer": torch.optim.Adam, "schedule": RATE, **options}
     return CapsNetModule(
         network,
         loss=margin_loss,
         reconstruction=functools.partial(reconstruction),
-        optimizer=torch.optim.Adam,
-        schedule=RATE,
         num_classes=3,
+        **options,
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.recorded_graphs import RecordedGraph, recorded_graphs
 from capsule_lab.errors import ConfigError
 from capsule_lab.lit import AbstractClassifierModule, ClassifierModule
+from capsule_lab.lit.captured_step import CapturedStep
 from capsule_lab.losses import cross_entropy_loss, logits_cross_entropy_loss, spread_loss
 from capsule_lab.networks import AbstractNetwork, SmallCNN
 from capsule_lab.schedules import Linear, Schedule, Staircase
@@ -53,10 +54,7 @@ def cnn(**options: Any) -> AbstractClassifierModule:
 
 
 def capsnet_with_decoder(**options: Any) -> AbstractClassifierModule:
-    lit = capsnet()
-    lit.optimizer = functools.partial(torch.optim.Adam, fused=True)
-    lit.step_graphs.use = options.get("cuda_graphs", "auto")
-    return lit
+    return capsnet(optimizer=functools.partial(torch.optim.Adam, fused=True), **options)
 
 
 def em_caps(loss: Callable[..., Any] = spread_loss, **options: Any) -> AbstractClassifierModule:
@@ -282,11 +280,33 @@ def test_batches_of_another_size_run_as_they_are(fake: type[RecordedGraph]) -> N
     given = [*batches(), batch(4, size=9)]
     plain = em_caps(logits_cross_entropy_loss, cuda_graphs=False)
     graphed = em_caps(logits_cross_entropy_loss)
-    for lit in (plain, graphed):
-        fit(lit, given, max_epochs=3)
+    expected = fit(plain, given, max_epochs=3).callback_metrics
+    found = fit(graphed, given, max_epochs=3).callback_metrics
     assert differences(plain, graphed) == []
+    assert numbers(found) == numbers(expected)
     assert fake.captures == 3
     assert fake.replays == 3 * 6
+
+
+def test_a_capture_leaves_no_half_precision_weights_to_later_steps(
+    fake: type[RecordedGraph],
+) -> None:
+    """An outer context keeps autocast's copies of the weights, and a capture on a GPU has not computed them."""
+    layer = torch.nn.Linear(4, 1)
+    images = torch.ones(2, 4)
+
+    def forward() -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = layer(images).sum()
+        return loss, loss.detach()
+
+    with torch.autocast("cpu", enabled=False):
+        CapturedStep(forward, layer.parameters(), None, torch.device("cpu"))
+        with torch.no_grad():
+            layer.weight.fill_(1.0)
+            layer.bias.fill_(2.0)
+        loss, _ = forward()
+    assert loss.item() == 2 * (4 * 1.0 + 2.0)
 
 
 def test_another_fit_captures_again_where_the_weights_are_then(fake: type[RecordedGraph]) -> None:

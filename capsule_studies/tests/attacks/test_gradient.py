@@ -99,6 +99,42 @@ def test_restarts_keep_the_best() -> None:
     assert (several > one).any()
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "steps", "step_size"),
+    [
+        (0.1, 50, 0.005),
+        (0.1, 10, 0.025),
+        (0.2, 10, 0.05),
+    ],
+)
+def test_default_step_of_pgd_is_that_of_madrys_code(
+    epsilon: float, steps: int, step_size: float
+) -> None:
+    """2.5 epsilon / steps: it reaches any point of the ball from any other."""
+    seen: list[Tensor] = []
+
+    class SumOfPixels:
+        """A loss whose gradient is 1 everywhere."""
+
+        def at(self, index: Tensor) -> Any:
+            return self
+
+        def __call__(self, images: Tensor) -> Tensor:
+            seen.append(images.detach())
+            return images.sum(1)
+
+        success = __call__
+
+    images = torch.zeros(1, 1000, dtype=torch.float64)
+    pgd(SumOfPixels(), images, epsilon, torch.arange(1), NO_BOX, steps=steps, restarts=1)
+    start, after_one_step, *_ = seen
+    change = after_one_step - start
+    assert change.max().item() == pytest.approx(step_size, rel=1e-12)
+    is_inside = start < epsilon - step_size
+    assert is_inside.float().mean() > 0.5
+    torch.testing.assert_close(change[is_inside], torch.full_like(change[is_inside], step_size))
+
+
 def test_noise_is_random_signs() -> None:
     images = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     change = noise(None, images, 0.1, key=torch.arange(6), box=NO_BOX) - images
