@@ -98,8 +98,8 @@ def pgd(
 ) -> Images:
     """Take steps along the gradient from random starts, and keep the most successful restart (Madry et al. 2018).
 
-    A ``step_size`` of ``None`` is ``2.5 * epsilon / steps`` (Madry's code), which can reach any point. An image has no
-    further restarts once an attack on it has succeeded.
+    A ``step_size`` of ``None`` is ``2.5 * epsilon / steps`` (a rule of thumb after Madry et al.), which can reach any
+    point. An image has no further restarts once an attack on it has succeeded.
     """
     check_number("steps", steps, 1)
     check_number("restarts", restarts, 1)

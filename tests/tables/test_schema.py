@@ -12,7 +12,7 @@ from capsule_lab.config.build import build_without_weights
 from capsule_lab.config.folders import conf_dir, sweeps_dir
 from capsule_lab.errors import TableError
 from capsule_lab.tables.cells import EvaluationCell, TrainingCell
-from capsule_lab.tables.expand import distinct, expand, verify
+from capsule_lab.tables.expand import Composed, distinct, expand, verify
 from capsule_lab.tables.reader import select
 from capsule_lab.tables.schema import Published
 from tests.helpers.extensions import needs_studies
@@ -24,11 +24,13 @@ SHIPPED = sorted(file.stem for file in sweeps_dir().glob("*.yaml"))
 QUICK = ("smoke", "hinton2018_viewpoints")
 shipped = functools.cache(read)
 """Reads a shipped table once."""
+COMPOSED: Composed = {}
+"""Composed configurations, which the tables share."""
 
 
 @pytest.mark.parametrize("name", whole_but(SHIPPED, *QUICK))
 def test_every_cell_of_a_shipped_table_is_valid(name: str) -> None:
-    cells = expand(select(shipped(name), seeds=[0]))
+    cells = expand(select(shipped(name), seeds=[0]), composed=COMPOSED)
     runs = set()
     for cell in cells:
         if isinstance(cell, EvaluationCell):

@@ -107,7 +107,7 @@ def test_restarts_keep_the_best() -> None:
         (0.2, 10, 0.05),
     ],
 )
-def test_default_step_of_pgd_is_that_of_madrys_code(
+def test_default_step_of_pgd_is_that_of_its_docstring(
     epsilon: float, steps: int, step_size: float
 ) -> None:
     """2.5 epsilon / steps: it reaches any point of the ball from any other."""
