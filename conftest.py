@@ -159,7 +159,9 @@ def tests_that_ran(reports: dict[str, list[Any]]) -> str:
 def pytest_collection_finish() -> None:
     """Exclude the collected tests and their imports from garbage collection, also from that at the end."""
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)  # composing configurations creates more objects than Python expects
+    gc.set_threshold(
+        100_000, 50, 100
+    )  # composing configurations creates more objects than Python expects
     gc.enable()
 
 

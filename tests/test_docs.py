@@ -18,6 +18,7 @@ import yaml
 import capsule_lab
 from capsule_lab.commands import names
 from capsule_lab.config.folders import file_of, groups, head, options_of
+from capsule_lab.runs.directories import config_hash
 from tests.helpers import switches
 from tests.helpers.extensions import needs_studies
 
@@ -226,6 +227,14 @@ def test_readme_lists_every_command_as_its_configuration_describes_it() -> None:
     listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
     expected = {name: head(file_of(name))[0] for name in names()}
     assert listed == expected
+
+
+def test_run_in_the_first_steps_is_the_one_that_they_train() -> None:
+    steps = (ROOT / "README.md").read_text().partition("## First steps\n")[2]
+    train, *others = re.findall(r"^make (.+?) +#", steps, re.MULTILINE)[:3]
+    command, *overrides = train.split()
+    fingerprint = config_hash(capsule_lab.compose(command, overrides))
+    assert [re.findall(r"-mnist-(\w+)", other) for other in others] == [[fingerprint]] * 2
 
 
 def test_readme_states_the_number_of_pitfalls() -> None:

@@ -17,7 +17,6 @@ LINES = {
     "capsule_lab/runs/memory.py": ("capsule_lab/commands/training.py", r"^ +.*\bmemory\b.*\n"),
 }
 """Files from which lines that match must be removed, too."""
-OPTIONS = {"steps as CUDA graphs": ["module.cuda_graphs=false"]}
 RUN = [
     *TINY_CAPSNET,
     *TINY_DATA,
@@ -85,8 +84,7 @@ EACH = [pytest.param([part], id=part, marks=pytest.mark.slow) for part in PARTS]
 def test_the_framework_works_without(parts: list[str], tmp_path: Path) -> None:
     tree = without(parts, tmp_path / "tree")
     run(tree, "-c", IMPORTS, str(tree))
-    options = [option for part in parts for option in OPTIONS.get(part, [])]
-    run(tree, "-m", "capsule_lab", "train", *RUN, *options)
+    run(tree, "-m", "capsule_lab", "train", *RUN)
     (directory,) = tmp_path.glob("runs/*-*")
     run(tree, "-m", "capsule_lab", "evaluate", f"ckpt={directory}")
     assert "capsule-lab train" in run(tree, "-m", "capsule_lab").out

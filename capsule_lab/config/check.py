@@ -10,7 +10,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from capsule_lab.config.folders import conf_dir, groups, options_of
-from capsule_lab.config.hints import key_meant
+from capsule_lab.config.hints import UNSUPPORTED, key_meant
 from capsule_lab.config.signatures import arguments_of, check_value
 from capsule_lab.errors import ConfigError, check_number, one_line, suggest
 
@@ -190,19 +190,10 @@ _OR_MINUS_ONE = {
 }
 
 _PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")
-_UNSUPPORTED = {
-    "overfit_batches": "debug=overfit trains on one batch, data.train_images=… on a few images",
-    "fast_dev_run": "debug=smoke runs two batches of everything",
-    "logger": "these are separate groups",
-    "callbacks": "these are separate groups",
-    "default_root_dir": "runs are written into train.directory",
-    "enable_checkpointing": "runs are written into train.directory",
-}
-"""Arguments of ``lightning.Trainer`` that do not work here, and the alternative."""
 
 
 def _check_supported(trainer: DictConfig) -> None:
-    for name, instead in _UNSUPPORTED.items():
+    for name, instead in UNSUPPORTED.items():
         if trainer.get(name):
             raise ConfigError(
                 f"trainer.{name} is {trainer[name]}, which cannot be used here; {instead}"

@@ -34,6 +34,16 @@ _ALIASES = {
 }
 """By key, its names in other programs, or the name of a key elsewhere."""
 
+UNSUPPORTED = {
+    "overfit_batches": "debug=overfit trains on one batch, data.train_images=… on a few images",
+    "fast_dev_run": "debug=smoke runs two batches of everything",
+    "logger": "these are separate groups",
+    "callbacks": "these are separate groups",
+    "default_root_dir": "runs are written into train.directory",
+    "enable_checkpointing": "runs are written into train.directory",
+}
+"""Arguments of ``lightning.Trainer`` that do not work here, and the alternative."""
+
 
 def key_meant(name: str, config: DictConfig | None = None) -> str | None:
     """Return the key, in ``config`` if given, for which other programs use ``name`` or its last part."""
@@ -60,6 +70,8 @@ def hint(key: str, config: DictConfig) -> str:
     other = key_meant(key, config)
     if other:
         return f"did you mean {other}? {listed}"
+    if parent == "trainer" and name in UNSUPPORTED:
+        return UNSUPPORTED[name]
     known = arguments_of(get_object(node["_target_"])) if "_target_" in node else {}
     if known and key == f"{prefix}{name}" and name in known:
         return f"{listed} (+{key}=… adds it)"

@@ -6,6 +6,7 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -97,8 +98,8 @@ class AbstractModule(LightningModule):
         self.image_counts: dict[str, int] = {}
         self.training_network = TrainingNetwork(network, compile=compile)
         self.step_graphs = TrainingSteps(self)
-        if cuda_graphs:
-            # optional: without this file and system.cuda_graphs, steps run as they are
+        # this file and system.cuda_graphs may be removed
+        if cuda_graphs is True or (cuda_graphs and find_spec("capsule_lab.lit.captured_step")):
             from capsule_lab.lit.captured_step import StepGraphs
 
             self.step_graphs = StepGraphs(self, cuda_graphs)

@@ -1,4 +1,4 @@
-"""All uses of undocumented functions of torch, read from version 2.14; ``tests/system/test_torch_internals.py``."""
+"""Uses of undocumented functions of torch, read from version 2.14; ``tests/system/test_torch_internals.py``."""
 
 from __future__ import annotations
 
