@@ -16,7 +16,8 @@ from torch import Tensor
 STARVED = 0.01  # ours: share of the mean mass of a parent
 DEAD = 0.01
 """Ours: a dead capsule's activations are all below it, as in ``metrics.DeadCapsuleRate``."""
-TREE_LEVELS = 11  # Renzulli 2022, from memory: levels of a quantised coupling
+# Renzulli 2022, official code (src/inference.py) where there are ten classes: couplings of 0, 0.1, ..., 1
+TREE_LEVELS = 11
 
 Couplings = Float[Tensor, "image child parent"]
 Labels = Int64[Tensor, " image"]

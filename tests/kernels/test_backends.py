@@ -395,6 +395,24 @@ def test_dense_votes_of_the_fused_backend_have_gradients() -> None:
     exact(found, expected)
 
 
+def test_a_procedure_may_mix_steps_of_em_with_sums() -> None:
+    """Gradients of poses and weight are then those of both, whichever backward pass computed them."""
+
+    def procedure(votes: AbstractVotes, activations: Tensor) -> Tensor:
+        step = make_em_step(votes, activations, damping=0.1, min_variance=0.1, mass_eps=1e-7)
+        _, parents = step(None, Normaliser(), last=True)
+        agreement = votes.agreement(parents.poses)
+        return parents.variances.sum() + votes.weighted_sum(agreement).sin().sum()
+
+    inputs = leaves()
+    poses, weight, activations = inputs
+    fused = FusedVotes(Votes(poses, weight))
+    found = torch.autograd.grad(procedure(fused, activations), inputs)
+    matmul = MatmulVotes(dense_votes(poses, weight))
+    expected = torch.autograd.grad(procedure(matmul, activations), inputs)
+    exact(found, expected)
+
+
 class WithStep(PlainVotes):
     """Votes of no known class that declare a fused step."""
 

@@ -186,6 +186,22 @@ def in_process(rank: int, processes: int = 2) -> ClassifierModule:
     return lit
 
 
+def test_every_process_draws_its_own_random_numbers_and_again_after_a_resume() -> None:
+    drawn = [numbers_of_batch(rank) for rank in (0, 1, 1)]
+    first, second, resumed = drawn
+    assert not torch.equal(first, second)
+    assert torch.equal(second, resumed)
+
+
+def numbers_of_batch(rank: int) -> Tensor:
+    """What dropout of process ``rank`` draws in the sixth batch, in a process that has just started."""
+    lit = in_process(rank)
+    loop = SimpleNamespace(total_batch_idx=5)
+    vars(lit.trainer).update(global_step=5, fit_loop=loop)
+    lit.on_train_batch_start(batch(), 5)
+    return torch.rand(4)
+
+
 def outcome_of(
     lit: L.LightningModule, *batches: Batch
 ) -> tuple[dict[str, float], list[CapsuleOutput]]:

@@ -372,6 +372,23 @@ def test_private_names_are_not_trusted(target: str, monkeypatch: pytest.MonkeyPa
     assert not is_part(target)
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "capsule_lab.lit.metrics.MeanMetric",
+        "capsule_lab.lit.pair_metrics.Metric",
+    ],
+)
+def test_names_that_a_trusted_module_imports_are_not_trusted(target: str) -> None:
+    """They are classes of a permitted kind, but of a package that nobody has checked."""
+    module, _, name = target.rpartition(".")
+    value = getattr(importlib.import_module(module), name)
+    assert issubclass(value, torch.nn.Module)
+    assert not value.__module__.startswith("capsule_lab")
+    assert is_part("capsule_lab.lit.metrics.SplitMetrics")
+    assert not is_part(target)
+
+
 def test_every_target_in_conf_is_trusted() -> None:
     names = set()
     for group in ("model", "data", "module", "routing", "loss", "schedule", "optimizer"):

@@ -293,6 +293,35 @@ def test_row_that_comparisons_share_is_pooled_once_and_only_with_the_same_pairin
     assert pairs.difference.test == "paired t-test"
 
 
+STAND_IN = {"source": "standin", "name": "bundled digits"}
+
+
+def test_runs_on_stand_in_data_are_neither_pooled_nor_compared_with_real_ones(
+    tmp_path: Path,
+) -> None:
+    """Seeds 0 to 2 are real; stand-in runs of ``b`` differ by ten images, not by two."""
+    file = write_table(tmp_path, rows=ROWS, seeds=[*range(6)], comparisons=[APART])
+    table = read(file)
+    for cell in distinct(expand(table)):
+        wrong = almost_equal(cell.row.name, cell.seed)
+        provenance = {}
+        if cell.seed >= 3:
+            provenance["provenance"] = STAND_IN
+            if cell.row.name == "b":
+                wrong = np.arange(IMAGES) < 10 * cell.seed
+        add_predictions(write_run(cell, **provenance), wrong)
+    on_real, on_standin = compared(table, summarise(table))
+    assert (on_real.real, on_standin.real) == (True, False)
+    for answer, deviation in ((on_real, 1.0), (on_standin, 5.0)):
+        difference = answer.difference
+        assert difference.counts == (3, 3)
+        assert difference.spread == pytest.approx(deviation / np.sqrt(2))
+        assert difference.df == 4, "two rows of three runs"
+        assert answer.corrected == difference.p, "each is the only comparison of its family"
+    assert on_real.difference.estimate == pytest.approx(10 - 16)
+    assert on_standin.difference.estimate == pytest.approx(10 - 20)
+
+
 def test_comparison_without_a_family_is_pooled_alone(tmp_path: Path) -> None:
     def wrong(row: str, seed: int) -> Any:
         return np.arange(IMAGES) < 20

@@ -37,6 +37,18 @@ def test_entropy_of_couplings_that_do_not_sum_to_one_and_of_one_parent() -> None
     assert of_one_parent.item() == 0
 
 
+def test_child_that_no_parent_sees_has_no_entropy_and_no_weight() -> None:
+    couplings = torch.tensor([[[0.5, 0.5], [0.0, 0.0]]])
+    seen = torch.tensor([[True, True], [False, False]])
+    entropy = measures.child_entropy(couplings, seen)
+    assert entropy[0, 0].item() == pytest.approx(1)
+    assert entropy[0, 1].isnan()
+    activations = torch.tensor([[0.2, 0.8]])
+    weighted = measures.weighted_entropy(couplings, activations, seen)
+    assert weighted.item() == pytest.approx(1)  # not 0.2, with the other as 0
+    assert measures.t_score(couplings, seen).item() == pytest.approx(0, abs=1e-6)
+
+
 def test_d_score_is_of_the_whole_set() -> None:
     activations = torch.tensor([[0.0, 0.5], [0.0, 0.5], [1.0, 0.5], [1.0, 0.5]])
     score = measures.d_score(activations)
