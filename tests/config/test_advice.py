@@ -133,7 +133,7 @@ def followed(words: str, message: str, advice: dict[str, str]) -> str:
     kept = []
     for word in words.split():
         key, pair, _ = word.partition("=")
-        is_wrong = not pair or message.startswith(f"{key} is ")
+        is_wrong = not pair or message.startswith((f"{key} is ", f"{key} does not exist"))
         is_replaced = any(f"{key}.".startswith(f"{new}.") for new in advice)
         if not is_wrong and not is_replaced:
             kept.append(word)
