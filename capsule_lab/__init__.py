@@ -28,10 +28,9 @@ _NAMES = [  # routing, networks and data collect their names from the files in t
     "runs",  # used as runs.open
 ]  # fmt: skip
 
-if sys.argv[:1] == [
-    "-m"
-]:  # while Python looks for the module of ``python -m``, see its documentation
-    # commands in records of older runs, ``python -m capsule_lab.train``
+# Python sets argv[0] to "-m" while it looks for the module of ``python -m``. Commands in records of older runs are
+# ``python -m capsule_lab.train``; an import of this name would be a second copy of the module.
+if sys.argv[:1] == ["-m"]:
     __path__.append(str(Path(__file__).with_name("commands")))
 
 _MODULES = ("types", "functional", "losses", "schedules", "layers")

@@ -37,8 +37,8 @@ _ALIASES = {
 UNSUPPORTED = {
     "overfit_batches": "debug=overfit trains on one batch, data.train_images=… on a few images",
     "fast_dev_run": "debug=smoke runs two batches of everything",
-    "logger": "these are separate groups",
-    "callbacks": "these are separate groups",
+    "logger": "loggers are a group of their own, logger=…",
+    "callbacks": "callbacks are a group of their own, callbacks=…",
     "default_root_dir": "runs are written into train.directory",
     "enable_checkpointing": "runs are written into train.directory",
 }
