@@ -33,12 +33,19 @@ _NOT_HASHED = [
 ]
 """Keys that do not affect the result."""
 
+_HASHED_WHEN_SET: dict[str, Any] = {}
+"""Keys that are newer than recorded runs, and their values without effect, with which a run keeps its hash."""
+
 
 def config_hash(config: DictConfig | Mapping[str, Any]) -> str:
     """Hash all values in a configuration, or its container, that affect the result: 8 hexadecimal digits."""
     content: Mapping[str, Any] = to_container(config) if isinstance(config, DictConfig) else config
     for key in _NOT_HASHED:
         content = _without(content, key.split("."))
+    for key, without_effect in _HASHED_WHEN_SET.items():
+        path = key.split(".")
+        if _value(content, path) == without_effect:
+            content = _without(content, path)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -49,3 +56,11 @@ def _without(content: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, An
     if not rest:
         return {key: value for key, value in content.items() if key != name}
     return {**content, name: _without(inner, rest)} if isinstance(inner, Mapping) else content
+
+
+def _value(content: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """Return the item at ``path``; ``None`` if there is none."""
+    value: Any = content
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value

@@ -7,6 +7,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.commands import compose
+from capsule_lab.config import identity
 from capsule_lab.config.composition import to_container
 from capsule_lab.config.identity import config_hash
 from capsule_lab.errors import RunError
@@ -76,6 +77,20 @@ def test_hash_covers_every_option_that_changes_the_result(
         hashes.add(other)
     # the configuration is not changed
     assert composed["trainer"].keys() >= {"max_time", "log_every_n_steps"}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_hashed"), [("absent", False), (None, False), (False, True), ([1], True)]
+)
+def test_a_new_key_is_hashed_once_it_has_an_effect(
+    monkeypatch: pytest.MonkeyPatch, value: Any, is_hashed: bool
+) -> None:
+    monkeypatch.setattr(identity, "_HASHED_WHEN_SET", {"data.new": None, "new.of_group": None})
+    config: dict[str, Any] = {"data": {"name": "mnist"}, "seed": 0}
+    fingerprint = config_hash(config)
+    if value != "absent":
+        config["data"]["new"] = value
+    assert (config_hash(config) != fingerprint) == is_hashed
 
 
 def test_name_is_a_prefix_of_the_directory_only(config: DictConfig) -> None:
