@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
-import torch
+import numpy.typing as npt
 from PIL import ImageColor
-from torch import Tensor
 
-from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.folder_packing import PackedFolder
 from capsule_lab.data.formats import pictures
 from capsule_lab.data.loader import Images, Rows
-from capsule_lab.data.mnist import check_shift
-from capsule_lab.data.splits import Indices, Validation, parse_share, split_validation
-from capsule_lab.data.transforms import (
-    random_mirror,
-    random_shift,
-    to_unit_interval,
-    transform_each,
-)
-from capsule_lab.errors import check_choice, check_number, one_line
+from capsule_lab.data.own_pictures import AbstractOwnPictures
+from capsule_lab.errors import check_choice, check_number
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)
@@ -32,18 +23,14 @@ log = logging.getLogger(__name__)
 _THREADS = 8  # ours: more would wait for the disk
 _SMALLEST_SHARE = 0.5  # ours: share of a picture that a crop should keep
 _FEWEST_PIXELS = 4  # ours: fewer pixels, along the short side of a padded picture, show nothing
-_FEW = 1000  # ours: our networks overfit on fewer training pictures
-_SPLIT_SEED = 0  # ours: test and validation pictures must not change with the seed of a run
-_MIRROR = 2  # stream of its random draws, after those of the shift
 
 
-class PictureFolder(AbstractDataModule):
+class PictureFolder(AbstractOwnPictures):
     """Pictures in a folder for each class, like torchvision's ``ImageFolder``; pixels in [0, 1].
 
     The layout is ``<path>/<class>/**.png``, or ``<path>/train/<class>/**.png`` with ``val`` and ``test`` beside
-    ``train``. Test and validation pictures that have no folder are drawn from the others in proportion to the classes,
-    and do not depend on the seed. Networks overfit on a few hundred pictures without augmentation; shifts are
-    therefore on by default. The constructor reads no files; ``spec`` lists the folder.
+    ``train``; pictures in ``val`` and ``test`` replace those that are drawn. The constructor reads no files; ``spec``
+    lists the folder.
 
     Args:
         path: the folder.
@@ -52,19 +39,13 @@ class PictureFolder(AbstractDataModule):
         fit: see ``formats.pictures.fitted``.
         background: name or ``#rrggbb`` of the colour that replaces transparency.
         bad: ``"fail"`` or ``"skip"`` pictures that cannot be read.
-        test_share: share of all pictures to test on, if there is no folder ``test``.
-        shift: largest shift of training pictures in each direction, in pixels; ``None`` is a tenth of ``size``.
-        mirror: mirror half of the training pictures.
-        augment_with: further random transformations, each the name of a class of ``torchvision.transforms.v2`` or a
-            mapping of the name to its arguments; applied before mirroring and shifting.
         workers: number of threads that read pictures, or ``"auto"``.
-        batch_size, eval_batch_size, validation, validation_share, options: see ``AbstractDataModule``.
+        options: see ``AbstractOwnPictures`` and ``AbstractDataModule``.
 
     Raises:
         DataError: from ``spec`` and ``prepare_data``, if the folder or its pictures cannot be used.
     """
 
-    validations = ("stratified", "none")
     real_source: PackedFolder
 
     def __init__(
@@ -76,19 +57,10 @@ class PictureFolder(AbstractDataModule):
         fit: pictures.Fit = "crop",
         background: str = "white",
         bad: Literal["fail", "skip"] = "fail",
-        test_share: float | str = "1/5",
-        shift: int | None = None,
-        mirror: bool = False,
-        augment_with: Sequence[Any] = (),
         workers: Literal["auto"] | int = "auto",
-        batch_size: int = 32,  # ours: several steps per epoch also with few pictures
-        eval_batch_size: int = 100,  # ours
-        validation: str = "stratified",
         **options: Any,
     ) -> None:
-        super().__init__(
-            batch_size=batch_size, eval_batch_size=eval_batch_size, validation=validation, **options
-        )
+        super().__init__(**options)
         check_number("data.size", size, 2)
         check_choice("data.channels", channels, ("auto", 1, 3))
         check_choice("data.fit", fit, ("crop", "pad", "stretch"))
@@ -104,11 +76,7 @@ class PictureFolder(AbstractDataModule):
         self.size = size
         self.fit = fit
         self.background = background
-        self.test_share = parse_share(test_share, "data.test_share")
-        self.shift = size // 10 if shift is None else shift
-        check_shift(self.shift, size)
-        self.mirror = mirror
-        self.pipeline = transformations(augment_with, 1 if channels == 1 else 3, size)
+        self.use_size(size, 1 if channels == 1 else 3)
         self.real_source = PackedFolder(
             path,
             self.directory,
@@ -120,7 +88,6 @@ class PictureFolder(AbstractDataModule):
         )
         self.real_source.channels = None if channels == "auto" else channels
         self._spec: DataSpec | None = None
-        self._split: tuple[Indices, Indices] | None = None
 
     @property
     def spec(self) -> DataSpec:
@@ -142,51 +109,17 @@ class PictureFolder(AbstractDataModule):
     def input_form(self) -> dict[str, Any]:
         return super().input_form | {"fit": self.fit, "background": self.background}
 
-    def load(self, *, train: bool) -> Images:
-        images = super().load(train=train)
-        if "test" in self.real_source.listing.parts:
-            return images
-        rest, test = split_validation(
-            images.labels.numpy(),
-            "stratified",
-            self.test_share,
-            _SPLIT_SEED,
-            option="data.test_share",
-        )
-        return images.subset(rest if train else test)
+    def has_test_pictures(self) -> bool:
+        return "test" in self.real_source.listing.parts
 
-    def split_training(self, images: Images) -> tuple[Indices, Indices]:
+    def is_validation(self, images: Images) -> npt.NDArray[np.bool_]:
         stored = self.real_source.kept
         rows = cast(Rows, images.images).rows.tolist()
-        is_val = np.array([stored[row].part == "val" for row in rows])
-        if is_val.any():
-            return np.flatnonzero(~is_val), np.flatnonzero(is_val)
-        validation = cast(Validation, self.validation)
-        return split_validation(
-            images.labels.numpy(), validation, self.validation_share, _SPLIT_SEED
-        )
+        return np.array([stored[row].part == "val" for row in rows])
 
     def _setup_training(self) -> None:
         super()._setup_training()
         warn_of_fit(self.real_source.index.get("sides", ()), self.size, self.fit)
-        number = len(self.sets["train"].labels)
-        if number < _FEW:
-            log.warning(
-                "%d training pictures are few: the training error will fall far below the validation error; add "
-                "pictures or transformations, such as data.mirror=true or data.augment_with=[{RandomRotation: {degrees:"
-                " 10}}]",
-                number,
-            )
-
-    def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
-        if not augment:
-            return to_unit_interval(images)
-        if self.pipeline is not None:
-            images = transform_each(self.pipeline, images, key)
-        pixels = to_unit_interval(images)
-        if self.mirror:
-            pixels = random_mirror(pixels, key, _MIRROR)
-        return random_shift(pixels, key, self.shift)
 
 
 def _default_workers() -> int:
@@ -227,49 +160,3 @@ def warn_of_fit(sides: Sequence[Sequence[int]], size: int, fit: pictures.Fit) ->
 def _share_of_square(sides: Sequence[int]) -> float:
     """Return the share of a picture that its middle square shows."""
     return min(sides) / max(sides)
-
-
-def transformations(names: Sequence[Any], channels: int, size: int) -> Any:
-    """Build the option ``augment_with``, or return ``None`` if it is empty, after a trial on a black image.
-
-    Only classes of ``torchvision.transforms.v2`` with plain arguments are built, because a configuration may come from
-    somebody else's file. Raise a ``ValueError`` if a name is not such a class, or if arguments or result are not
-    suitable.
-    """
-    if not names:
-        return None
-    from torchvision.transforms import v2  # slow to import
-
-    pipeline = v2.Compose([_transformation(item) for item in names])
-    image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
-    expected = f"{image.dtype} of shape {tuple(image.shape[1:])}"
-    try:
-        result = transform_each(pipeline, image, torch.zeros(1, dtype=torch.int64))
-        found = f"{result.dtype} of shape {tuple(result.shape[1:])}"
-    except Exception as error:  # of any kind, from torchvision
-        found = one_line(error)
-    if found != expected:
-        raise ValueError(
-            f"data.augment_with gives {found}; expected transformations that keep {expected}"
-        )
-    return pipeline
-
-
-def _transformation(item: Any) -> Any:
-    """Build one item of ``augment_with``."""
-    from torchvision.transforms import v2
-
-    given = dict(item) if isinstance(item, Mapping) else {item: {}}
-    name, arguments = next(iter(given.items()), (None, {}))
-    kind = getattr(v2, name, None) if isinstance(name, str) else None
-    if len(given) != 1 or not isinstance(kind, type) or not issubclass(kind, v2.Transform):
-        raise ValueError(
-            f"data.augment_with contains {item!r}; expected classes of torchvision.transforms.v2 with their "
-            "arguments, such as [{RandomRotation: {degrees: 10}}]"
-        )
-    try:
-        return kind(**(arguments or {}))
-    except Exception as error:  # of any kind, from torchvision
-        raise ValueError(
-            f"data.augment_with: {name} refuses its arguments: {one_line(error)}"
-        ) from error

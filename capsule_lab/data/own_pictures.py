@@ -1,0 +1,179 @@
+"""What data sets of your own have in common, whatever their files: splits that do not change, and augmentation."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from capsule_lab.data.base import AbstractDataModule
+from capsule_lab.data.loader import Images
+from capsule_lab.data.mnist import check_shift
+from capsule_lab.data.splits import Indices, Validation, parse_share, split_validation
+from capsule_lab.data.transforms import (
+    random_mirror,
+    random_shift,
+    to_unit_interval,
+    transform_each,
+)
+from capsule_lab.errors import one_line
+
+log = logging.getLogger(__name__)
+
+_FEW = 1000  # ours: our networks overfit on fewer training pictures
+_SPLIT_SEED = 0  # ours: test and validation pictures must not change with the seed of a run
+_MIRROR = 2  # stream of its random draws, after those of the shift
+
+
+class AbstractOwnPictures(AbstractDataModule):
+    """Base class of pictures of your own; pixels in [0, 1].
+
+    Test and validation pictures that are not given apart are drawn from the others in proportion to the classes, and do
+    not depend on the seed. Networks overfit on a few hundred pictures without augmentation; shifts are therefore on by
+    default. A subclass calls ``use_size`` as soon as it knows the size of the images.
+
+    Args:
+        test_share: share of all pictures to test on, if none are given apart.
+        shift: largest shift of training pictures in each direction, in pixels; ``None`` is a tenth of the size.
+        mirror: mirror half of the training pictures.
+        augment_with: further random transformations, each the name of a class of ``torchvision.transforms.v2`` or a
+            mapping of the name to its arguments; applied before mirroring and shifting.
+        batch_size, eval_batch_size, validation, validation_share, options: see ``AbstractDataModule``.
+    """
+
+    validations = ("stratified", "none")
+
+    def __init__(
+        self,
+        *,
+        test_share: float | str = "1/5",
+        shift: int | None = None,
+        mirror: bool = False,
+        augment_with: Sequence[Any] = (),
+        batch_size: int = 32,  # ours: several steps per epoch also with few pictures
+        eval_batch_size: int = 100,  # ours
+        validation: str = "stratified",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            batch_size=batch_size, eval_batch_size=eval_batch_size, validation=validation, **options
+        )
+        self.test_share = parse_share(test_share, "data.test_share")
+        self.shift = shift
+        self.mirror = mirror
+        self.augment_with = augment_with
+        self.largest_shift = 0
+        self.pipeline: Any = None
+
+    def use_size(self, size: int, channels: int) -> None:
+        """Check the options of augmentation for images of ``size`` x ``size`` pixels, and use them.
+
+        Raises:
+            ValueError: if they are not suitable for such images.
+        """
+        self.largest_shift = size // 10 if self.shift is None else self.shift
+        check_shift(self.largest_shift, size)
+        self.pipeline = transformations(self.augment_with, channels, size)
+
+    @abstractmethod
+    def has_test_pictures(self) -> bool:
+        """Whether the test pictures are given apart, so that none are drawn."""
+
+    @abstractmethod
+    def is_validation(self, images: Images) -> npt.NDArray[np.bool_]:
+        """Return for each training picture whether it is given apart for validation, as an array of bool."""
+
+    def load(self, *, train: bool) -> Images:
+        images = super().load(train=train)
+        if self.has_test_pictures():
+            return images
+        rest, test = split_validation(
+            images.labels.numpy(),
+            "stratified",
+            self.test_share,
+            _SPLIT_SEED,
+            option="data.test_share",
+        )
+        return images.subset(rest if train else test)
+
+    def split_training(self, images: Images) -> tuple[Indices, Indices]:
+        is_val = self.is_validation(images)
+        if is_val.any():
+            return np.flatnonzero(~is_val), np.flatnonzero(is_val)
+        validation = cast(Validation, self.validation)
+        return split_validation(
+            images.labels.numpy(), validation, self.validation_share, _SPLIT_SEED
+        )
+
+    def _setup_training(self) -> None:
+        super()._setup_training()
+        number = len(self.sets["train"].labels)
+        if number < _FEW:
+            log.warning(
+                "%d training pictures are few: the training error will fall far below the validation error; add "
+                "pictures or transformations, such as data.mirror=true or data.augment_with=[{RandomRotation: {degrees:"
+                " 10}}]",
+                number,
+            )
+
+    def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
+        if not augment:
+            return to_unit_interval(images)
+        if self.pipeline is not None:
+            images = transform_each(self.pipeline, images, key)
+        pixels = to_unit_interval(images)
+        if self.mirror:
+            pixels = random_mirror(pixels, key, _MIRROR)
+        return random_shift(pixels, key, self.largest_shift)
+
+
+def transformations(names: Sequence[Any], channels: int, size: int) -> Any:
+    """Build the option ``augment_with``, or return ``None`` if it is empty, after a trial on a black image.
+
+    Only classes of ``torchvision.transforms.v2`` with plain arguments are built, because a configuration may come from
+    somebody else's file. Raise a ``ValueError`` if a name is not such a class, or if arguments or result are not
+    suitable.
+    """
+    if not names:
+        return None
+    from torchvision.transforms import v2  # slow to import
+
+    pipeline = v2.Compose([_transformation(item) for item in names])
+    image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
+    expected = f"{image.dtype} of shape {tuple(image.shape[1:])}"
+    try:
+        result = transform_each(pipeline, image, torch.zeros(1, dtype=torch.int64))
+        found = f"{result.dtype} of shape {tuple(result.shape[1:])}"
+    except Exception as error:  # of any kind, from torchvision
+        found = one_line(error)
+    if found != expected:
+        raise ValueError(
+            f"data.augment_with gives {found}; expected transformations that keep {expected}"
+        )
+    return pipeline
+
+
+def _transformation(item: Any) -> Any:
+    """Build one item of ``augment_with``."""
+    from torchvision.transforms import v2
+
+    given = dict(item) if isinstance(item, Mapping) else {item: {}}
+    name, arguments = next(iter(given.items()), (None, {}))
+    kind = getattr(v2, name, None) if isinstance(name, str) else None
+    if len(given) != 1 or not isinstance(kind, type) or not issubclass(kind, v2.Transform):
+        raise ValueError(
+            f"data.augment_with contains {item!r}; expected classes of torchvision.transforms.v2 with their "
+            "arguments, such as [{RandomRotation: {degrees: 10}}]"
+        )
+    try:
+        return kind(**(arguments or {}))
+    except Exception as error:  # of any kind, from torchvision
+        raise ValueError(
+            f"data.augment_with: {name} refuses its arguments: {one_line(error)}"
+        ) from error
