@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot list the folder
     from capsule_lab.data.mnist import MNISTDataModule
     from capsule_lab.data.mnist_expanded import ExpandedMNISTDataModule
     from capsule_lab.data.multimnist import MultiMNISTDataModule
+    from capsule_lab.data.own_pictures import AbstractOwnPictures
     from capsule_lab.data.smallnorb import SmallNORBDataModule
     from capsule_lab.data.smallnorb_pairs import SmallNORBPairsDataModule
     from capsule_lab.data.svhn import SVHNDataModule
