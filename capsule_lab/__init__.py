@@ -40,7 +40,7 @@ _FOLDERS = ("routing", "networks", "data")  # data comes last because it imports
 _FUNCTIONS = {
     "compose": "capsule_lab.commands",
     "load": "capsule_lab.deploy.predictor",
-    "train": "capsule_lab.commands.train",
+    "train": "capsule_lab.commands.notebook",
     "weights": "capsule_lab.runs.ready_weights",
 }
 """Functions that need Lightning or Hydra, and their modules."""
@@ -78,7 +78,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which see more names here th
     # ruff: noqa: F401, F403
     from capsule_lab import runs
     from capsule_lab.commands import compose
-    from capsule_lab.commands.train import train
+    from capsule_lab.commands.notebook import train
     from capsule_lab.data import *
     from capsule_lab.deploy.predictor import load
     from capsule_lab.functional import dense_votes, length, squash

@@ -94,8 +94,8 @@ def main(options: TrainOptions) -> None:
         runs.lock.train_lock(config),
         interruptible("stopped before training started; the checkpoints are unchanged"),
     ):
-        directory = _directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
-        if config.train.resume and _is_finished(directory, config):
+        directory = directory_for(config, "{model}-{data}".format_map(hydra.runtime.choices))
+        if config.train.resume and is_finished(directory, config):
             log.info(
                 "%s has finished, there is nothing to resume; its results are in metrics.json",
                 directory,
@@ -134,7 +134,7 @@ def _without(overrides: Sequence[str], *prefixes: str) -> list[str]:
     return [override for override in overrides if not override.startswith(prefixes)]
 
 
-def _directory(config: DictConfig, name: str) -> Path:
+def directory_for(config: DictConfig, name: str) -> Path:
     """Return the directory for the run: a new one, or that of the run to resume."""
 
     def is_superseded(directory: Path) -> bool:
@@ -143,10 +143,10 @@ def _directory(config: DictConfig, name: str) -> Path:
     return runs.directories.choose_directory(config, name, is_superseded)
 
 
-def _is_finished(directory: Path, config: DictConfig) -> bool:
+def is_finished(directory: Path, config: DictConfig) -> bool:
     """Return whether the run in this directory has finished, and counts."""
-    is_finished = runs.results.is_finished(directory, config)
-    return is_finished and not runs.select_run.is_outdated(directory, config)
+    has_finished = runs.results.is_finished(directory, config)
+    return has_finished and not runs.select_run.is_outdated(directory, config)
 
 
 def train(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig
@@ -29,6 +30,12 @@ def compose(command: Command, overrides: Sequence[str] = ()) -> DictConfig:
     _OVERRIDES[id(config)] = tuple(overrides)
     weakref.finalize(config, _OVERRIDES.pop, id(config))
     return config
+
+
+def chosen_options(command: Command, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the chosen option of each configuration group, such as ``model``, for overrides that can be composed."""
+    hydra = composed(command, overrides, with_hydra=True).hydra
+    return dict(hydra.runtime.choices)
 
 
 def overrides_of(config: DictConfig) -> tuple[str, ...]:

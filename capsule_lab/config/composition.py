@@ -20,8 +20,10 @@ from capsule_lab.config.options import store_options_without_file
 from capsule_lab.config.overrides import choices, search_override
 
 
-def composed(command: Command, overrides: Sequence[str] = ()) -> DictConfig:
-    """Compose the configuration of a command, unchecked."""
+def composed(
+    command: Command, overrides: Sequence[str] = (), *, with_hydra: bool = False
+) -> DictConfig:
+    """Compose the configuration of a command, unchecked; ``with_hydra`` keeps Hydra's own configuration in it."""
     given = choices(overrides, command)
     if not any(override.startswith("hydra.searchpath=") for override in given):
         given += search_override()
@@ -30,7 +32,7 @@ def composed(command: Command, overrides: Sequence[str] = ()) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return hydra.compose(command.name, overrides=given)
+            return hydra.compose(command.name, given, return_hydra_config=with_hydra)
     finally:
         GlobalHydra.instance().hydra = current
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config.composition import to_container
-from capsule_lab.errors import RunError, one_line
-from capsule_lab.runs import checkpoints, directories, ready_weights
+from capsule_lab.errors import RunError, one_line, suggest
+from capsule_lab.runs import checkpoints, directories, ready_weights, results
 from capsule_lab.runs.trust import check_targets, packages_of, plain_value, refuses_pickles
+from capsule_lab.system.discovery import entries_of
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     import torch
 
     from capsule_lab.data.base import AbstractDataModule
@@ -32,6 +36,9 @@ _MORE_BYTES = 2**28
 @dataclass(frozen=True, repr=False)
 class Run:
     """A trained network with all information in its checkpoint.
+
+    Commands add methods for notebooks with entry points of the group ``capsule_lab.run_methods``, functions whose first
+    argument is the run: ``figure(name)``, ``analyse(what)`` and ``explore()``; the latter two are in capsule-studies.
 
     Attributes:
         module: the LightningModule with the trained weights: in eval mode, on the CPU, not compiled.
@@ -58,6 +65,35 @@ class Run:
     def __repr__(self) -> str:
         network, data = type(self.module.network).__name__, self.provenance["name"]
         return f"Run({self.checkpoint}: {network} at step {self.step}, trained on {data})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the facts that ``train`` prints, for a notebook."""
+        parameters = sum(parameter.numel() for parameter in self.module.network.parameters())
+        facts = {
+            "network": f"{type(self.module.network).__name__}, {parameters:,} parameters",
+            "data": self.provenance["name"],
+            "trained": f"{self.step} steps in {self.seconds / 60:.1f} min",
+            "weights": str(self.checkpoint),
+        }
+        tested = (results.read_metrics(self.directory) or {}).get("test")
+        if tested:
+            facts["result of the run"] = "".join(results.describe_metrics("test", tested))
+        facts["methods"] = ", ".join(f"run.{name}()" for name in _methods())
+        rows = [
+            f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in facts.items()
+        ]
+        return f"<table>{''.join(rows)}</table>"
+
+    if not TYPE_CHECKING:  # otherwise type checkers accept every name
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            methods = {} if name.startswith("_") else _methods()
+            if name not in methods:
+                raise AttributeError(f"a Run has no {name!r}; {suggest(name, methods)}")
+            return partial(methods[name].load(), self)
+
+        def __dir__(self) -> list[str]:
+            return [*super().__dir__(), *_methods()]
 
     @property
     def network(self) -> AbstractNetwork:
@@ -176,6 +212,11 @@ class _Sizes(NamedTuple):
     @classmethod
     def of(cls, spec: DataSpec) -> _Sizes:
         return cls(spec.image_shape, spec.num_classes, spec.labels_per_image)
+
+
+def _methods() -> dict[str, EntryPoint]:
+    """Return the methods of a run for notebooks, by name."""
+    return {entry.name: entry for entry in entries_of("capsule_lab.run_methods")}
 
 
 def check_has_no_pickles(data: AbstractDataModule) -> None:

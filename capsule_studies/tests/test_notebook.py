@@ -1,0 +1,32 @@
+"""The methods of a run that this package adds for notebooks."""
+
+import pytest
+
+from capsule_lab import runs
+from capsule_lab.errors import ConfigError
+from capsule_studies.explorer import Page
+from tests.helpers.commands import Trained
+
+
+def test_an_answer_is_that_of_the_command(trained: Trained) -> None:
+    run = runs.open(trained.directory)
+    answer = run.analyse("votes", "images=20", "untrained=false")
+    assert answer.record["images"] == 20
+    assert {*answer.numbers} == {*answer.record["analyse"]}
+    assert "points" in answer.figures
+    assert not (trained.directory / "analyses").exists(), "nothing is written"
+    shown = answer._repr_html_()
+    assert "20 images" in shown
+    assert shown.count("data:image/png;base64,") == len(answer.figures)
+
+
+def test_options_of_a_question_are_checked_as_those_of_the_command(trained: Trained) -> None:
+    run = runs.open(trained.directory)
+    with pytest.raises(ConfigError, match="what=vote does not exist; did you mean votes"):
+        run.analyse("vote")
+    with pytest.raises(ConfigError, match="devices"):
+        run.analyse("votes", "trainer.devices=2")
+
+
+def test_a_run_shows_its_page(trained: Trained) -> None:
+    assert isinstance(runs.open(trained.directory).explore(height=1200), Page)

@@ -1,0 +1,58 @@
+"""``capsule_lab.train`` and the methods of a run, as a notebook uses them."""
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+import capsule_lab
+from capsule_lab import runs
+from capsule_lab.commands import compose
+from capsule_lab.commands import train as training
+from capsule_lab.errors import ConfigError
+from tests.helpers.commands import TINY, Trained
+
+
+def test_training_in_one_line_is_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
+    run = capsule_lab.train(*TINY)
+    assert run.directory.parent == tmp_path / "runs"
+    assert run.directory.name.startswith("capsnet-mnist-")
+    by_command = tmp_path / "by_command"
+    training.train(compose("train", TINY), by_command)
+    expected = runs.open(by_command).network.state_dict()
+    for name, weight in run.network.state_dict().items():
+        assert torch.equal(weight, expected[name]), name
+
+    monkeypatch.setattr(training, "train", None)  # a finished run is opened, not trained
+    again = capsule_lab.train(*TINY, "train.resume=true")
+    assert again.checkpoint == run.checkpoint
+
+
+def test_a_word_is_an_experiment() -> None:
+    with pytest.raises(
+        ConfigError, match="experiment=quickstrt does not exist; did you mean quickstart"
+    ):
+        capsule_lab.train("quickstrt", "routing=uniform")
+
+
+def test_a_run_has_methods_that_commands_declare(trained: Trained) -> None:
+    run = runs.open(trained.directory)
+    assert {"figure", "analyse", "explore"} <= {*dir(run)}
+    assert run.figure("curves").axes
+    with pytest.raises(AttributeError, match="a Run has no 'figur'; did you mean figure"):
+        run.figur("curves")
+    assert not hasattr(run, "_ipython_display_")
+    assert pickle.loads(pickle.dumps(run)).step == copy.copy(run).step == run.step
+
+
+def test_a_notebook_shows_facts_of_a_run(trained: Trained) -> None:
+    shown = runs.open(trained.directory)._repr_html_()
+    assert "CapsNet" in shown
+    assert "test error" in shown
+    assert "scikit-learn&#x27;s" in shown, "names of data are escaped"
+    assert "run.figure()" in shown
