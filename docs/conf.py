@@ -40,10 +40,16 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx-mathjax-offline",
+    "sphinx_copybutton",
 ]
 html_theme = "furo"
 html_title = "capsule-lab"
 html_show_sphinx = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+copybutton_selector = "div.highlight pre"
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 html_copy_source = False
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4

@@ -1,6 +1,7 @@
 """Parts of the documentation site that are derived from code and records; see ``docs/conf.py``."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,20 +55,44 @@ def add_to_page(_: Any, name: str, source: list[str]) -> None:
     elif folder == "docs/algorithms" and page in ALGORITHMS:
         algorithm = ALGORITHMS[page]
         source[0] += _code(algorithm) + _measured(algorithm)
+    elif folder == "docs/notebooks":
+        head, _, text = source[0].partition("\n# ")
+        title, _, rest = text.partition("\n")
+        link = f'<a href="{page}.ipynb" download>Download as .ipynb</a>'
+        source[0] = f"{head}\n# {title}\n\n{link}\n{rest}"
     elif folder == "results":
         source[0] += _records(page, source[0])
 
 
 def write_files(app: Any, error: Exception | None) -> None:
-    """Write the page at the root of the site, which leads to the index, and the explorer."""
+    """Write the page at the root of the site, which leads to the index, the notebooks for download, and the explorer.
+
+    Parts of MathJax that no page loads are removed: they were two fifths of the site.
+    """
     if error is not None or app.builder.name != "html":
         return
+    site = Path(app.outdir)
     text = '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html"><title>capsule-lab</title>\n'
-    (Path(app.outdir) / "index.html").write_text(text)
+    (site / "index.html").write_text(text)
+    executed = site.parent / "jupyter_execute"
+    for notebook in executed.glob("docs/notebooks/*.ipynb"):
+        shutil.copy(notebook, site / "docs" / "notebooks")
+    _remove_unused(site / "_static" / "mathjax")
     from capsule_studies import explorer
 
     shown = explorer.show("capsnet_mnist", "em_caps_mnist", "cnn_mnist")
-    shown.save(Path(app.outdir) / "docs" / "explorer.html")
+    shown.save(site / "docs" / "explorer.html")
+
+
+def _remove_unused(mathjax: Path) -> None:
+    """Remove what is not needed to show TeX as HTML: other outputs, speech, and tools for Node."""
+    used = ["tex-chtml.js", "output/chtml/**/*", "input/tex/**/*"]
+    keep = set()
+    for pattern in used:
+        keep |= {*mathjax.glob(pattern)}
+    for file in mathjax.rglob("*"):
+        if file.is_file() and file not in keep:
+            file.unlink()
 
 
 def _navigation(index: str) -> str:

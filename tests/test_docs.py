@@ -262,6 +262,19 @@ def test_index_links_every_page(name: str, pages: list[Path]) -> None:
     assert missing == set()
 
 
+def test_index_calls_every_page_by_its_title() -> None:
+    """Otherwise a page has one name in the text and another one in the sidebar."""
+    folder = ROOT / "docs"
+    rows = re.findall(r"^\| \[(.+?)\]\((.+?\.md)\) \|", (folder / "index.md").read_text(), re.M)
+    other_names = {}
+    for name, link in rows:
+        title = re.search(r"^# (.+)$", (folder / link).read_text(), re.M)
+        if title is None or title[1] != name:
+            other_names[name] = title and title[1]
+    assert len(rows) > 40
+    assert other_names == {}
+
+
 def test_site_has_every_page_that_its_pages_link() -> None:
     settings = ast.parse((ROOT / "docs" / "conf.py").read_text()).body
     assigned = [each for each in settings if isinstance(each, ast.Assign)]

@@ -67,7 +67,7 @@ def page(every: list[Judged]) -> str:
     return f"{text}\n"
 
 
-_HEAD = """# Claims about capsule networks, and what was found here
+_HEAD = """# Claims
 
 **{papers} claims of papers, tested with a published algorithm.** {counts}.
 
