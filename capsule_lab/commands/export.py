@@ -1,4 +1,4 @@
-"""Write a trained network for other programs: ``capsule-lab export ckpt=runs/… to=onnx out=a.onnx``."""
+"""Write a trained network for other programs and people: ``capsule-lab export ckpt=runs/… to=onnx out=a.onnx``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class ExportOptions(Options):
 
     ckpt: Weights
     """A run directory (its best checkpoint), a .ckpt or .safetensors file, or the name of ready weights."""
-    to: Literal["onnx", "torch_export", "safetensors"] = "onnx"
-    """torch_export: for torch.export.load; safetensors: weights and configuration for capsule_lab.load."""
+    to: Literal["onnx", "torch_export", "safetensors", "hub"] = "onnx"
+    """torch_export: for torch.export.load; safetensors: weights and configuration for capsule_lab.load;
+    hub: a folder with these and a model card, to publish."""
     out: Annotated[str, Expected("the file to write")]
-    """The file to write."""
+    """The file to write; hub: the folder."""
     reconstruction: bool = False
     """onnx, torch_export: also return the decoder's image of the predicted class."""
     trust: Trusted = Field([])
@@ -34,15 +35,20 @@ class ExportOptions(Options):
 @command("export", ExportOptions, first="ckpt")
 def main(options: ExportOptions) -> None:
     """Export ``ckpt`` and print the file; for safetensors also its entry for the index of ready weights."""
-    if options.to == "safetensors":
-        where = "with to=safetensors, which has all weights"
+    if options.to in ("safetensors", "hub"):
+        where = f"with to={options.to}, which has all weights"
         check_effect(options, where, ["reconstruction"])
     from capsule_lab.config import build
-    from capsule_lab.deploy import export  # torch and Lightning
+    from capsule_lab.deploy import export, hub  # torch and Lightning
 
     build.quiet_lightning_logs()
     run = runs.open(options.ckpt, trust=options.trust)
     out = expanded(options.out)
+    if options.to == "hub":
+        hub.write_folder(run, out)
+        text = f"written to {out}: {', '.join(hub.FILES)}; read the card before you publish it"
+        Console(highlight=False).print(text, soft_wrap=True, markup=False)
+        return
     difference = export.export(run, options.to, out, reconstruction=options.reconstruction)
     console = Console(highlight=False)
     size = out.stat().st_size / 1e6

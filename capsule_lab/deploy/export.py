@@ -159,7 +159,7 @@ def _described(network: nn.Module) -> str:
 def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
     """Return the entry of a file of ``to=safetensors`` for ``runs/ready/index.json``."""
     metrics = runs.results.read_metrics(run.directory) or {}
-    test = _complete_test(run, metrics)
+    test = complete_test(run, metrics)
     error = test.get("error")
     content = file.read_bytes()
     return {
@@ -177,7 +177,7 @@ def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
     }
 
 
-def _complete_test(run: runs.Run, metrics: dict[str, Any]) -> dict[str, Any]:
+def complete_test(run: runs.Run, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return the result of these weights on the whole test set; empty if there is none."""
     is_of_weights = (
         metrics.get("weights_tested") == run.checkpoint.stem

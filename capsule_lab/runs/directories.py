@@ -38,6 +38,8 @@ from capsule_lab.system.files import atomically, expanded, leads_out, open_regul
 
 log = logging.getLogger(__name__)
 
+PUBLISHED_WEIGHTS = "model.safetensors"
+"""Weights in a folder of ``export to=hub``."""
 _CONTINUED = "-continued"
 _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?P<number>\d+))?$")
 """End of the name of a run directory."""
@@ -53,12 +55,16 @@ def root() -> Path:
 
 
 def find_checkpoint(path: str | Path, *names: str) -> Path:
-    """Return ``path`` if it is a file, else the first of ``names`` in that run; by default best, then last."""
+    """Return ``path`` if it is a file, else the first of ``names`` in that run; by default best, then last.
+
+    A folder of ``export to=hub`` has ``PUBLISHED_WEIGHTS`` instead.
+    """
     path = expanded(path)
     choices = [path]
     if path.is_dir():
-        names = names or ("best.ckpt", "last.ckpt")
-        choices = [path / "checkpoints" / name for name in names]
+        choices = [path / "checkpoints" / name for name in names or ("best.ckpt", "last.ckpt")]
+        if not names:
+            choices.append(path / PUBLISHED_WEIGHTS)
     for choice in choices:
         if choice.is_file():
             return choice

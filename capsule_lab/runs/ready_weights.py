@@ -31,6 +31,14 @@ def weights() -> list[str]:
     return sorted(index())
 
 
+def entry_of(file: Path) -> dict[str, Any] | None:
+    """Return the entry of a file of ready weights, told by its SHA-256; ``None`` for other files."""
+    if file.suffix != ".safetensors":
+        return None
+    digest = sha256(file)
+    return next((entry for entry in index().values() if entry["sha256"] == digest), None)
+
+
 def locate(path: str | Path) -> Path:
     """Return the file of ready weights with this name, else the run directory or file at ``path``.
 

@@ -1,0 +1,136 @@
+"""A folder to publish a trained network: weights, configuration, and a model card filled from the record of the run.
+
+The files have the names that model hubs expect. ``capsule_lab.load`` and ``runs.open`` read the folder.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from capsule_lab import runs
+from capsule_lab.deploy.export import complete_test, record_of
+from capsule_lab.errors import RunError
+from capsule_lab.runs.directories import PUBLISHED_WEIGHTS
+from capsule_lab.runs.files import json_text, write_text
+from capsule_lab.runs.results import describe_data
+from capsule_lab.statistics import interval_over_images
+from capsule_lab.system.extras import require
+
+_CONFIGURATION = "config.json"
+_CARD = "README.md"
+FILES = (PUBLISHED_WEIGHTS, _CONFIGURATION, _CARD)
+
+_LIMITS = [
+    "It classifies every image as one of its classes, also an image that shows none of them.",
+    "Scores are not calibrated probabilities.",
+]
+
+
+def write_folder(run: runs.Run, out: Path) -> None:
+    """Write ``model.safetensors``, ``config.json`` and ``README.md``, the card, into the folder ``out``.
+
+    Args:
+        run: as returned by ``runs.open``.
+        out: a new folder, or one of an earlier export, whose files are replaced.
+
+    Raises:
+        RunError: if ``out`` has other files, or is one.
+    """
+    _check_folder(out)
+    require("to=hub", "report", "scipy")
+    out.mkdir(parents=True, exist_ok=True)
+    record = record_of(run)
+    weights = out / PUBLISHED_WEIGHTS
+    runs.checkpoints.write_safetensors(weights, run.network.state_dict(), record)
+    configuration = out / _CONFIGURATION
+    write_text(configuration, json_text(record, configuration, indent=2) + "\n")
+    write_text(out / _CARD, card(run, record))
+
+
+def _check_folder(out: Path) -> None:
+    """Check that a folder does not exist, or has no other files than ``FILES``."""
+    if out.is_file():
+        raise RunError(f"{out} is a file; expected a folder for to=hub: choose another out=")
+    found = sorted(file.name for file in out.iterdir()) if out.exists() else []
+    others = [name for name in found if name not in FILES]
+    if others:
+        raise RunError(
+            f"{out} has {others[0]}; expected a new folder, or one of an earlier export: choose another out="
+        )
+
+
+def card(run: runs.Run, record: dict[str, Any]) -> str:
+    """Return the model card: what the network is, its measured error, its training, its use and its limits."""
+    title = f"{type(run.network).__name__} trained on {run.provenance['name']}"
+    header = {
+        "library_name": "capsule-lab",
+        "pipeline_tag": "image-classification",
+        "tags": ["capsule-networks", type(run.network).__name__],
+    }
+    parts = [
+        f"---\n{yaml.safe_dump(header, sort_keys=False)}---",
+        f"# {title}",
+        *_sections(run, record),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sections(run: runs.Run, record: dict[str, Any]) -> Iterator[str]:
+    metrics = runs.results.read_metrics(run.directory) or {}
+    yield "## Result"
+    yield _result(run, metrics)
+    yield "## Training"
+    yield _as_list(_training(run, metrics))
+    yield "## Use"
+    yield _use(record)
+    yield "## Limits"
+    yield _as_list(_limits(run))
+
+
+def _result(run: runs.Run, metrics: dict[str, Any]) -> str:
+    ready = runs.ready_weights.entry_of(run.checkpoint)
+    if ready:
+        return f"Error on the test images: **{ready['error']:.2f} %**, one training run: `{ready['command']}`"
+    images = metrics.get("image_counts", {}).get("test")
+    error = complete_test(run, metrics).get("error")
+    if error is None:
+        return "These weights were not tested on the whole test set, or the record of their test is not here."
+    text = f"Error on all {images:,} test images: **{error:.2f} %**"
+    low, high = interval_over_images(round(error * images / 100), images)
+    return f"{text} (95 % interval over images: {low:.2f} to {high:.2f} %), one training run."
+
+
+def _training(run: runs.Run, metrics: dict[str, Any]) -> Iterator[str]:
+    parameters = sum(parameter.numel() for parameter in run.network.parameters())
+    yield f"Data: {describe_data(run.provenance)}"
+    yield f"Network: {type(run.network).__name__}, {parameters:,} parameters"
+    yield f"Steps: {run.step:,} in {run.seconds / 60:.1f} minutes"
+    if metrics:
+        command = shlex.join(["capsule-lab", "train", *metrics["overrides"]])
+        yield f"Command: `{command}`, seed {metrics['seed']}"
+        yield f"Hardware: {metrics['hardware']}"
+        yield f"Version: capsule-lab {metrics['versions']['capsule-lab']}, commit {metrics['commit']}"
+
+
+def _use(record: dict[str, Any]) -> str:
+    form = record["input_form"]
+    code = 'import capsule_lab\n\nnetwork = capsule_lab.load("path/of/this/folder")\nnetwork("picture.png")'
+    return (
+        f"```python\n{code}\n```\n\nThe input is a {form['kind']}. `config.json` has the whole configuration, with the "
+        f"version of capsule-lab, {record['version']}, that wrote it."
+    )
+
+
+def _limits(run: runs.Run) -> Iterator[str]:
+    if run.provenance.get("source") == "standin":
+        yield "It was trained on stand-in data: its error cannot be compared with published results."
+    yield from _LIMITS
+
+
+def _as_list(lines: Iterator[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
