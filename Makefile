@@ -7,7 +7,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 CONFIGURATIONS := $(wildcard conf/[!_]*.yaml capsule_studies/conf/*.yaml)
 COMMANDS := $(sort $(basename $(notdir $(CONFIGURATIONS))))
-.PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims costs docs test test-all campaign fuzz lint clean
+.PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims costs docs test test-all campaign fuzz lint distributions clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -90,11 +90,17 @@ campaign: $(READY) ## kill, corrupt and starve runs, and compare results; minute
 fuzz: $(READY) ## read generated files of every format and count the answers; examples=20000 of each
 	@CAPSULE_LAB_EXAMPLES=$(or $(examples),5000) OMP_NUM_THREADS=1 $(RUN) -m pytest -q --hypothesis-show-statistics tests/test_parsers.py $(PYTEST)
 
-lint: $(READY) ## ruff, mypy, import-linter
+lint: $(READY) ## ruff, mypy, import-linter, the schema of workflow files
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
 	@$(VENV)/bin/lint-imports
+	@$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+
+distributions: $(READY) ## build the wheels of the three packages in build/distributions
+	@for folder in . toynorb capsule_studies; do \
+	    (cd $$folder && $(abspath $(RUN)) -m hatchling build -t wheel -d "$(CURDIR)/build/distributions") || exit 1; \
+	done
 
 clean: ## remove the environment and caches; runs and data stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info

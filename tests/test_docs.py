@@ -296,6 +296,9 @@ def test_site_has_every_page_that_its_pages_link() -> None:
 def test_version_is_the_same_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == capsule_lab.__version__
+    studies = tomllib.loads((ROOT / "capsule_studies" / "pyproject.toml").read_text())["project"]
+    assert studies["version"] == capsule_lab.__version__
+    assert f"capsule-lab[report]=={capsule_lab.__version__}" in studies["dependencies"]
     heading = r"^## \[(\d[^\]]*)\] - (\d{4}-\d\d-\d\d)$"
     changes = (ROOT / "CHANGELOG.md").read_text()
     version, date = re.findall(heading, changes, re.MULTILINE)[0]
