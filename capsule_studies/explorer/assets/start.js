@@ -8,10 +8,15 @@ const explorer = window.explorer = {
 };
 
 function records() {
-  const head = ["network", "parameters", "trained on", "error", "largest difference that rounding makes", "command"];
+  const head = ["network", "parameters", "trained on", "error", "largest difference that rounding makes"];
   const error = (each) => each.error === null ? "" : `${each.error.toFixed(2)} % of ${each.error_of}`;
   table($("records"), head, facts.networks.map((each) =>
-    [each.name, each.parameters.toLocaleString("en"), each.data, error(each), each.rounding.toExponential(0), each.command ?? ""]));
+    [each.name, each.parameters.toLocaleString("en"), each.data, error(each), each.rounding.toExponential(0)]));
+  $("commands").replaceChildren(...facts.networks.map((each) => {
+    const paragraph = document.createElement("p");
+    paragraph.textContent = `${each.name}: ${each.command ?? "not recorded"}`;
+    return paragraph;
+  }));
 }
 
 function everything() { // in other colours or sizes; nothing is computed again

@@ -20,7 +20,8 @@ from capsule_studies.explorer.page import render
 from capsule_studies.explorer.pictures import Pictures
 from capsule_studies.tests.explorer_networks import COLOUR, NETWORKS, SHAPE
 from capsule_studies.tests.explorer_pages import IN_COLOUR, NAMES, loaded, run_of
-from tests.helpers.commands import Cli, Trained
+from docs import site_parts
+from tests.helpers.commands import ROOT, Cli, Trained
 from tests.helpers.make_pictures import make_pictures
 from tests.helpers.networks import pictures as random_images
 
@@ -191,3 +192,24 @@ def test_network_with_weights_that_are_not_finite_is_refused(value: float, which
 def test_page_has_no_number_that_json_does_not_know() -> None:
     with pytest.raises(RunError, match="the page cannot be written"):
         module.as_json({"a": [float("nan")]})
+
+
+def test_pages_of_the_site_open_the_explorer_as_a_page_of_its_own() -> None:
+    folder = ROOT / "docs"
+    for name in ("index.md", "capsules.md", "guides/explorer.md"):
+        page = folder / name
+        text = page.read_text()
+        links = re.findall(r'<a href="(.*?)"[^>]*>Open the explorer</a>', text)
+        (link,) = links
+        assert (page.parent / link).resolve() == folder / "explorer.html", name
+        assert "<iframe" not in text
+
+
+@pytest.mark.whole
+def test_site_has_the_explorer_where_its_pages_link_it(tmp_path: Path) -> None:
+    built = SimpleNamespace(outdir=tmp_path, builder=SimpleNamespace(name="html"))
+    (tmp_path / "docs").mkdir()
+    site_parts.write_files(built, None)
+    text = (tmp_path / "docs" / "explorer.html").read_text()
+    roles = [network["role"] for network in facts_of(text)["networks"]]
+    assert roles == ["first", "em", "cnn"]
