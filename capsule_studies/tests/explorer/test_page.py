@@ -199,9 +199,9 @@ def test_pages_of_the_site_open_the_explorer_as_a_page_of_its_own() -> None:
     for name in ("index.md", "capsules.md", "guides/explorer.md"):
         page = folder / name
         text = page.read_text()
-        links = re.findall(r'<a href="(.*?)"[^>]*>Open the explorer</a>', text)
-        (link,) = links
-        assert (page.parent / link).resolve() == folder / "explorer.html", name
+        (link,) = re.findall(r'<a href="(.*?)"[^>]*>Open the explorer</a>', text)
+        linked = page.parent / link
+        assert linked.resolve() == folder / "explorer.html", name
         assert "<iframe" not in text
 
 
