@@ -14,7 +14,7 @@ from docs.drawings import FOLDER
 
 STROKE = [(80, 80), (120, 60), (170, 75), (175, 120), (130, 170), (80, 225), (130, 225), (200, 222)]
 """Corners of a 2, in pixels of the field of 280 by 280."""
-SIZE = {"width": 760, "height": 620}
+SIZE = {"width": 960, "height": 700}
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ class ExplorerOptions(Options):
 
     ckpt: Weights
     """A run directory (its best checkpoint), a .ckpt or .safetensors file, or the name of ready weights;
-    a network of digits of 28x28."""
+    a network with capsules for grey or colour pictures."""
     beside: list[str] | str | None = None
     """Another network or several: an EMCaps for the view of EM routing, a CNN for the comparison."""
     out: str = "explorer.html"

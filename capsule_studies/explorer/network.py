@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from capsule_lab.errors import RunError
-from capsule_lab.functional import SQUASHES, SquashFunctions
+from capsule_lab.functional import SQUASHES, SquashFunctions, same_padding
 from capsule_lab.layers import (
     ClassCapsules,
+    ComposedPrimaryCapsules,
     Decoder,
     DenseCapsules,
     DepthwisePrimaryCapsules,
@@ -21,23 +21,22 @@ from capsule_lab.layers import (
 )
 from capsule_lab.layers.conv import ConvCapsules
 from capsule_lab.layers.stem import PaperConvolution
-from capsule_lab.networks import CapsNet, EfficientCapsNet, EMCaps, MatchedCNN
+from capsule_lab.networks import (
+    AveragePoolingNet,
+    CapsNet,
+    EfficientCapsNet,
+    EMCaps,
+    MatchedCNN,
+    SelfRoutingNet,
+)
 from capsule_lab.networks.base import AbstractNetwork
 from capsule_lab.networks.cnn import AbstractCNN
-from capsule_lab.routing import (
-    AbstractRouting,
-    DynamicRouting,
-    NormalisedEMRouting,
-    SelfAttentionRouting,
-    UniformRouting,
-)
+from capsule_lab.networks.self_routing import PaddedShortcut
+from capsule_studies.explorer import routings
+from capsule_studies.explorer.routings import affine, check, unsupported
 
 Precision = Literal["f16", "f32"]
 
-SUPPORTED = (
-    "a CapsNet with dynamic or uniform routing, an EfficientCapsNet or EMCaps with routing=em_normalised, and beside "
-    "it a CNN without pooling; each in its usual options"
-)
 _EXACT_BELOW = 4096
 """Ours: smaller tensors, such as biases, stay in float32; they are a thousandth of the block."""
 _BYTES = 4
@@ -105,11 +104,8 @@ class _Exporter:
 
     def describe(self, network: AbstractNetwork) -> dict[str, Any]:
         if isinstance(network, CapsNet):
-            check(network.padding == "valid", "padding='same'")
             check(network.masked_decoder, "masked_decoder=false")
-            features = self.operations(network.conv)
-            features += self.operations(nn.ReLU())
-            features.append(self.conv(network.primary.conv))
+            features = self.convolutions(network)
             capsules = [self.dense(name, layer) for name, layer in _above(network)]
         elif isinstance(network, EfficientCapsNet):
             features = self.operations(network.features)
@@ -119,47 +115,66 @@ class _Exporter:
             stem = nn.Sequential(network.conv, network.norm, nn.ReLU())
             features = self.operations(stem)
             capsules = [self.em(name, layer) for name, layer in _above(network)]
+        elif isinstance(network, SelfRoutingNet):
+            check(len(network.conv_capsules) == 0, "model.conv_strides of a SelfRoutingNet")
+            features = self.operations(network.trunk)
+            capsules = [self.dense("classes", network.classes)]
         else:
             return self.without_capsules(network)
         return {
             "features": features,
             "primary": self.primary(network.primary),
             "capsules": capsules,
-            "decoder": self.decoder(network.decoder),
+            "decoder": self.decoder(getattr(network, "decoder", None)),
             "classes": capsules[-1]["parents"],
         }
 
+    def convolutions(self, network: CapsNet) -> list[dict[str, Any]]:
+        """Return both convolutions of a CapsNet, with the padding that the network adds before them."""
+        first = self.conv(network.conv)
+        second = self.conv(network.primary.conv)
+        if network.padding == "same":
+            size = network.image_shape[
+                1:
+            ]  # of the image and, with stride 1, of the first feature maps
+            for conv in (first, second):
+                left, right, top, bottom = same_padding(size, conv["size"][0], conv["stride"][0])
+                conv["pad"] = [top, left, bottom, right]
+        return [first, *self.operations(nn.ReLU()), second]
+
     def without_capsules(self, network: AbstractNetwork) -> dict[str, Any]:
-        if isinstance(network, MatchedCNN) and not network.averaged and network.units is not None:
-            units: Any = network.classifier
-            features = self.operations(network.features)
-            features.append({"op": "flatten"})
-            features += self.operations(network.units)
-            features += self.operations(nn.ReLU())
-            scores = {
-                "op": "units",
-                "classes": units.num_classes,
-                "weight": self.add(units.weight),
-                "bias": self.add(units.bias),
-            }
-            features.append(scores)
-            return {
-                "features": features,
-                "primary": None,
-                "scores": "logistic",
-                "classes": units.num_classes,
-            }
-        if isinstance(network, AbstractCNN):
+        scores = "softmax"
+        if isinstance(network, MatchedCNN):
+            features = self.matched(network)
+            scores = "logistic"
+        elif isinstance(network, AbstractCNN):
             features = self.operations(network.features)
             features.append({"op": "flatten"})
             features += self.operations(network.classifier)
-            return {
-                "features": features,
-                "primary": None,
-                "scores": "softmax",
-                "classes": features[-1]["out"],
-            }
-        raise unsupported(type(network).__name__)
+        elif isinstance(network, AveragePoolingNet):
+            features = self.operations(network.trunk)
+            features.append({"op": "mean"})
+            features += self.operations(network.classifier)
+        else:
+            raise unsupported(type(network).__name__)
+        classes = features[-1]["out"]
+        return {"features": features, "primary": None, "scores": scores, "classes": classes}
+
+    def matched(self, network: MatchedCNN) -> list[dict[str, Any]]:
+        features = self.operations(network.features)
+        features.append({"op": "mean" if network.averaged else "flatten"})
+        if network.units is None:
+            return features + self.operations(network.classifier)
+        units: Any = network.classifier
+        features += self.operations(network.units)
+        features += self.operations(nn.ReLU())
+        scores = {
+            "op": "units",
+            "out": units.num_classes,
+            "weight": self.add(units.weight),
+            "bias": self.add(units.bias),
+        }
+        return [*features, scores]
 
     def operations(self, module: nn.Module) -> list[dict[str, Any]]:
         """Return the operations on feature maps of a module."""
@@ -175,9 +190,24 @@ class _Exporter:
             return [self.linear(module)]
         if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size == 1:
             return [{"op": "mean"}]
+        if isinstance(module, nn.MaxPool2d):
+            return [_pooling(module)]
+        if isinstance(module, PaddedShortcut):
+            added, stride = module.added, module.stride
+            return [{"op": "padded_shortcut", "added": added, "stride": stride}]
         if isinstance(module, nn.Identity | nn.Dropout):
             return []
+        if (
+            type(module).__name__ == "BasicBlock"
+        ):  # of torchvision, which only residual networks need
+            return [self.residual(module)]
         raise unsupported(type(module).__name__)
+
+    def residual(self, block: Any) -> dict[str, Any]:
+        """Return a residual block of two convolutions."""
+        main = nn.Sequential(block.conv1, block.bn1, block.relu, block.conv2, block.bn2)
+        shortcut = [] if block.downsample is None else self.operations(block.downsample)
+        return {"op": "residual", "main": self.operations(main), "shortcut": shortcut}
 
     def conv(self, module: nn.Conv2d) -> dict[str, Any]:
         if isinstance(module, PaperConvolution):
@@ -208,13 +238,13 @@ class _Exporter:
 
     def primary(self, layer: nn.Module) -> dict[str, Any]:
         if isinstance(layer, PrimaryCapsules):
-            check(not layer.relu, "primary.relu=true")
             squash = _name_of_squash(layer.squash)
             return {
                 "op": "squashed",
                 "dim": layer.dim,
                 "factor": layer.scale,
                 "bias": self.add(layer.bias),
+                "relu": layer.relu,
                 "squash": squash,
             }
         if isinstance(layer, DepthwisePrimaryCapsules):
@@ -223,67 +253,52 @@ class _Exporter:
                 "dim": layer.dim,
                 "factor": 1,
                 "bias": None,
+                "relu": False,
                 "squash": "exponential",
             }
         if isinstance(layer, LinearPrimaryCapsules):
+            check(not layer.norm_per_type, "primary.norm_per_type=true")
             pose = nn.Sequential(layer.pose, layer.pose_norm)
             activation = nn.Sequential(layer.activation, layer.activation_norm)
-            return {
-                "op": "matrices",
-                "pose": self.operations(pose),
-                "activation": self.operations(activation),
-                "offset": layer.offset,
-            }
+            return self.matrices(pose, activation, layer.offset)
+        if isinstance(layer, ComposedPrimaryCapsules):
+            return self.matrices(layer.pose, layer.activation, 0.0)
         raise unsupported(type(layer).__name__)
+
+    def matrices(self, pose: nn.Module, activation: nn.Module, offset: float) -> dict[str, Any]:
+        """Return primary capsules whose poses and logits are feature maps."""
+        return {
+            "op": "matrices",
+            "pose": self.operations(pose),
+            "activation": self.operations(activation),
+            "offset": offset,
+        }
 
     def dense(self, name: str, layer: nn.Module) -> dict[str, Any]:
         if not isinstance(layer, DenseCapsules):
             raise unsupported(type(layer).__name__)
         _, _, parents, dim = layer.weight.shape
-        weight, routing = self.add(layer.weight), self.routing(layer.routing)
+        weight = self.add(layer.weight) if dim else None
         return {
             "op": "dense",
             "name": name,
             "parents": parents,
             "dim": dim,
             "weight": weight,
-            "routing": routing,
+            "routing": routings.dense_routing(layer.routing, self.add),
         }
-
-    def routing(self, routing: AbstractRouting) -> dict[str, Any]:
-        if isinstance(routing, SelfAttentionRouting):
-            return {"kind": "self_attention", "bias": None, "prior": self.add(routing.prior)}
-        options = routing.options
-        if isinstance(routing, DynamicRouting):
-            check(options["update"] == "add", "routing.update=replace")
-            check(not routing.learned_prior, "routing.learned_prior=true")
-            iterations = options["iterations"]
-        elif isinstance(routing, UniformRouting):
-            check(routing.gain is None, "routing.learned_gain=true")
-            iterations = 1
-        else:
-            raise unsupported(type(routing).__name__)
-        check(not routing.leaky, "routing.leaky=true")
-        squash = options.get("squash", "squash")
-        check(squash == "squash", f"routing.squash={squash}")
-        return {"kind": "dynamic", "iterations": iterations, "bias": self.add(routing.bias)}
 
     def em(self, name: str, layer: nn.Module) -> dict[str, Any]:
         if not isinstance(layer, ConvCapsules | ClassCapsules):
             raise unsupported(type(layer).__name__)
-        routing = layer.routing
-        if not isinstance(routing, NormalisedEMRouting):
-            raise unsupported(type(routing).__name__)
+        routing = routings.em_routing(layer.routing, self.add)
         _, inner, parents, columns = layer.weight.shape
         check((inner, columns) == (4, 4), "poses that are not 4x4 matrices")
-        check(not routing.learned_prior, "routing.learned_prior=true")
         window = layer.windows if isinstance(layer, ConvCapsules) else None
         if isinstance(layer, ConvCapsules):
-            normalisation = routing.normalisation
-            check(normalisation == "all_parents", f"routing.normalisation={normalisation}")
+            competition = routing["competition"]
+            check(competition in ("all_parents", "window"), f"routing.normalisation={competition}")
             check(layer.padding == 0, "padded capsules")
-        evidence_factor, evidence_term = affine(routing.evidence_norm)
-        pose_factor, pose_term = affine(routing.pose_norm)
         return {
             "op": "em",
             "name": name,
@@ -292,14 +307,7 @@ class _Exporter:
             "size": None if window is None else window.kernel_size,
             "stride": None if window is None else window.stride,
             "coordinates": self.add(getattr(layer, "coordinates", None)),
-            "iterations": routing.options["iterations"],
-            "temperature": routing.options["temperature"],
-            "minVariance": routing.options["min_variance"],
-            "massEps": routing.options["mass_eps"],
-            "evidenceFactor": self.add(evidence_factor),
-            "evidenceTerm": self.add(evidence_term),
-            "poseFactor": self.add(pose_factor),
-            "poseTerm": self.add(pose_term),
+            **routing,
         }
 
     def decoder(self, decoder: nn.Module | None) -> list[dict[str, Any]] | None:
@@ -313,26 +321,15 @@ def _above(network: CapsNet | EMCaps) -> Sequence[tuple[str, nn.Module]]:
     return [*network.capsule_layers().items()][1:]
 
 
-def affine(norm: Any) -> tuple[Tensor | None, Tensor | None]:
-    """Return batch normalisation in eval mode as a factor and a term for each feature."""
-    if norm is None:
-        return None, None
-    factor = norm.weight * (norm.running_var + norm.eps).rsqrt()
-    return factor, norm.bias - norm.running_mean * factor
+def _pooling(module: nn.MaxPool2d) -> dict[str, Any]:
+    plain = module.padding == 0 and module.dilation == 1 and not module.ceil_mode
+    check(plain, "MaxPool2d with padding")
+    return {"op": "pool", "size": module.kernel_size, "stride": module.stride}
 
 
 def _name_of_squash(functions: SquashFunctions) -> str:
-    names = [name for name in ("squash", "exponential") if SQUASHES[name].poses is functions.poses]
-    check(bool(names), "primary.squash of this kind")
-    return names[0]
-
-
-def check(supported: bool, option: str) -> None:
-    """Check an option that the engine has no operation for."""
-    if not supported:
-        raise unsupported(option)
-
-
-def unsupported(what: str) -> RunError:
-    """Return the error for a layer or option that the engine does not have."""
-    return RunError(f"the explorer has no {what}; expected {SUPPORTED}")
+    probe = torch.tensor([0.6, -0.8])  # a copy of a network has a copy of the function
+    for name in routings.SQUASHES:
+        if torch.equal(SQUASHES[name].poses(probe), functions.poses(probe)):
+            return name
+    raise unsupported("primary.squash of this kind")

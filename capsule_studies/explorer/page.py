@@ -1,59 +1,60 @@
-"""The page of the explorer: one HTML file with scripts, weights and example digits."""
+"""The page of the explorer: one HTML file with scripts, weights and example pictures."""
 
 from __future__ import annotations
 
 import base64
-import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
-import numpy as np
 import torch
 from torch import Tensor
 
 from capsule_lab import runs
-from capsule_lab.deploy.export import check_data_is_here
-from capsule_lab.errors import CapsuleLabError, RunError, one_line
+from capsule_lab.errors import RunError
 from capsule_lab.networks import EMCaps
 from capsule_lab.networks.base import AbstractCapsuleNetwork, reconstructs
-from capsule_lab.types import Batch
+from capsule_studies.explorer import pictures
 from capsule_studies.explorer.network import PackedNetwork, Precision, export, rounded
-from capsule_studies.images import count_images, joined_images, joined_labels
+from capsule_studies.explorer.pictures import Pictures
 
 ASSETS = Path(__file__).parent / "assets"
-SCRIPTS = ("engine.js", "draw.js", "sandbox.js", "views.js")
+SCRIPTS = (
+    "engine.js",
+    "fit.js",
+    "pictures.js",
+    "plots.js",
+    "sandbox.js",
+    "state.js",
+    "input.js",
+    "pose.js",
+    "couplings.js",
+    "gaussians.js",
+    "changes.js",
+    "start.js",
+)
 LARGEST = 12_000_000  # ours: bytes of a page
 _TRIED = 200  # ours: images that each network has to classify
-_IMAGES = 2000  # ours: training images for the ranges of poses and for the examples
-
-log = logging.getLogger(__name__)
-
-
-class Digits(NamedTuple):
-    """Images as network input, their labels, and what they are."""
-
-    images: Tensor
-    labels: Tensor
-    kind: str
 
 
 def render(opened: Sequence[runs.Run], *, precision: Precision = "f16") -> str:
     """Return the page.
 
     Args:
-        opened: the network to draw on, then at most one ``EMCaps`` and one CNN to show beside it.
+        opened: the network of the page, then at most one ``EMCaps`` and one CNN to show beside it.
         precision: of weights in tensors of 4,096 numbers and more.
 
     Raises:
-        RunError: if a network has other images than digits of 28x28, is one of several of its kind, or has a layer
-            that the page cannot compute; or if the page would be larger than ``LARGEST``.
+        RunError: if a network has images that the page cannot show, other images or classes than the first, is one
+            of several of its kind, or has a layer that the page cannot compute; or if the page would be larger than
+            ``LARGEST``.
     """
     roles = _roles(opened)
     first = opened[0]
-    digits = _digits(first)
-    tried = digits.images[:_TRIED]
+    entry = pictures.entry(first)
+    loaded = pictures.load(first, entry["source"])
+    tried = loaded.images[:_TRIED]
     networks, blocks = [], []
     for role, run in roles.items():
         _check_finite(run, tried)
@@ -62,9 +63,9 @@ def render(opened: Sequence[runs.Run], *, precision: Precision = "f16") -> str:
         networks.append({"role": role, **_record(run), "rounding": rounding})
     facts = {
         "names": list(first.spec.classes or map(str, range(first.spec.num_classes))),
-        "digits": digits.kind,
-        "samples": _samples(digits),
-        "ranges": _pose_ranges(first.network, digits),
+        "entry": entry,
+        "examples": pictures.examples(loaded),
+        "ranges": _pose_ranges(first.network, loaded),
         "networks": networks,
     }
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701 - as_json escapes for scripts
@@ -77,7 +78,7 @@ def render(opened: Sequence[runs.Run], *, precision: Precision = "f16") -> str:
     if len(page) > LARGEST:
         raise RunError(
             f"the page would have {len(page) / 1e6:.1f} MB; expected at most {LARGEST / 1e6:.0f}: explore a smaller "
-            "network, such as model=capsnet_slim, or one beside it less"
+            "network, such as model=capsnet_slim or model=em_caps, smaller images, or one network beside it less"
         )
     return page
 
@@ -88,17 +89,13 @@ def _asset(name: str) -> str:
 
 def _roles(opened: Sequence[runs.Run]) -> dict[str, runs.Run]:
     roles: dict[str, runs.Run] = {}
-    for number, run in enumerate(opened):
+    for run in opened:
         run.check_classifies("explorer")
-        if run.spec.image_shape != (1, 28, 28) or run.spec.num_classes != 10:
-            shape = "x".join(map(str, run.spec.image_shape))
-            raise RunError(
-                f"{run.checkpoint} has {run.spec.num_classes} classes of images of {shape}; expected the ten digits of "
-                "1x28x28, which can be drawn: train with data=mnist"
-            )
+        pictures.check_pictures(run)
+        _check_same(run, opened[0])
         kind = type(run.network).__name__
         has_capsules = isinstance(run.network, AbstractCapsuleNetwork)
-        if number == 0:
+        if not roles:
             role = "first"
         elif isinstance(run.network, EMCaps):
             role = "em"
@@ -116,51 +113,36 @@ def _roles(opened: Sequence[runs.Run]) -> dict[str, runs.Run]:
     return roles
 
 
-def _digits(run: runs.Run) -> Digits:
-    """Return training images of the run, not augmented, or if its data set is not here, the first digits of MNIST."""
-    try:
-        check_data_is_here(run)
-        batches: list[Batch] = []
-        for batch in run.batches("train"):
-            batches.append(batch)
-            if count_images(batches) >= _IMAGES:
-                break
-        return Digits(joined_images(batches), joined_labels(batches), "training images")
-    except CapsuleLabError as error:
-        log.info(
-            "there are no training images (%s); the page has 400 training digits of MNIST",
-            one_line(error),
+def _check_same(run: runs.Run, first: runs.Run) -> None:
+    """Check that a network beside the first has the same images and classes."""
+    if _what_it_classifies(run) != _what_it_classifies(first):
+        raise RunError(
+            f"{run.checkpoint} has {_described(run)}; expected those of {first.checkpoint}, {_described(first)}: "
+            "networks on a page receive the same picture"
         )
-        with np.load(ASSETS / "digits.npz", allow_pickle=False) as stored:
-            pixels = torch.from_numpy(stored["images"])
-            labels = torch.from_numpy(stored["labels"])
-        images = pixels[:, None].float() / 255
-        return Digits(images, labels.long(), "first 40 training digits of its class in MNIST")
 
 
-def _samples(digits: Digits) -> list[list[int]]:
-    """Return an image of each class as grey values."""
-    first_of_classes = []
-    for label in digits.labels.unique():
-        of_class = (digits.labels == label).nonzero()
-        first_of_classes.append(int(of_class[0]))
-    levels = 255 * digits.images[first_of_classes]
-    values: list[list[int]] = levels.round().to(torch.uint8).flatten(1).tolist()
-    return values
+def _what_it_classifies(run: runs.Run) -> tuple[Any, ...]:
+    return run.spec.image_shape, run.spec.num_classes
 
 
-def _pose_ranges(network: Any, digits: Digits) -> dict[str, list[list[float]]] | None:
+def _described(run: runs.Run) -> str:
+    shape = "x".join(map(str, run.spec.image_shape))
+    return f"{run.spec.num_classes} classes of images of {shape}"
+
+
+def _pose_ranges(network: Any, loaded: Pictures) -> dict[str, list[list[float]]] | None:
     """Return means and standard deviations of the poses of each class over its images."""
     module: Any = network
-    if not reconstructs(network):
+    if not reconstructs(network) or not loaded.kind:
         return None
     with torch.no_grad():
-        poses = torch.cat([module(part).capsules.poses for part in digits.images.split(200)])
+        poses = torch.cat([module(part).capsules.poses for part in loaded.images.split(200)])
     _, classes, components = poses.shape
-    own = poses[torch.arange(len(poses)), digits.labels]  # [image component]
+    own = poses[torch.arange(len(poses)), loaded.labels]  # [image component]
     means, deviations = [], []
     for label in range(classes):
-        of_class = own[digits.labels == label]
+        of_class = own[loaded.labels == label]
         count = len(of_class)
         means.append(of_class.mean(0).tolist() if count else [0.0] * components)
         deviations.append(of_class.std(0).tolist() if count > 1 else [0.1] * components)

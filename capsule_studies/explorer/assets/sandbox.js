@@ -1,35 +1,4 @@
 // Dynamic routing and EM routing on points in two dimensions that can be dragged.
-const $ = (id) => document.getElementById(id);
-const NAMES = ["more", "less", "third"]; // colours
-
-// A canvas in pixels of the page, sharp on every screen: the context, the width and the height.
-function plot(canvas, height) {
-  const ratio = devicePixelRatio || 1, width = Math.max(200, Math.min(canvas.parentElement.clientWidth, canvas.dataset.width ?? 1e4));
-  canvas.width = width * ratio; canvas.height = height * ratio;
-  canvas.style.width = `${width}px`; canvas.style.height = `${height}px`;
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  return { context, width, height };
-}
-
-function table(element, head, rows) {
-  const row = (cells, kind) => {
-    const line = document.createElement("tr");
-    line.append(...cells.map((text) => { const cell = document.createElement(kind); cell.textContent = text; return cell; }));
-    return line;
-  };
-  element.replaceChildren(row(head, "th"), ...rows.map((cells) => row(cells, "td")));
-}
-
-// Calls drag(x, y, start) with positions in the page's pixels.
-function draggable(canvas, drag) {
-  let held = false;
-  const at = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
-  canvas.addEventListener("pointerdown", (event) => { held = drag(...at(event), true); if (held) canvas.setPointerCapture(event.pointerId); });
-  canvas.addEventListener("pointermove", (event) => { if (held) drag(...at(event), false); });
-  for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => { held = false; });
-}
-
 const nearest = (points, x, y, within) => {
   let best = -1, distance = within;
   points.forEach((point, i) => { const d = Math.hypot(point.x - x, point.y - y); if (d < distance) { best = i; distance = d; } });

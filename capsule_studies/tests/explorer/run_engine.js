@@ -6,5 +6,7 @@ console.log(JSON.stringify(given.images.map((image) => {
   const out = Engine.forward(model, Float32Array.from(image), given.options), dim = out.poses && out.poses.length / out.scores.length;
   const best = out.scores.indexOf(Math.max(...out.scores));
   const decoded = model.network.decoder && Engine.decode(model, out.poses.slice(best * dim, (best + 1) * dim), best);
-  return { scores: list(out.scores), decoded: list(decoded), steps: out.layers.map(({ steps }) => steps.map((step) => NAMES.map((name) => list(step[name])))) };
+  const fields = out.layers.map((_, number) => Engine.receptiveField(model, out.layers, number));
+  const steps = out.layers.map(({ steps }) => steps.map((step) => NAMES.map((name) => list(step[name]))));
+  return { scores: list(out.scores), decoded: list(decoded), steps, fields };
 })));

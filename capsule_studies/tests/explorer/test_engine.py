@@ -14,9 +14,9 @@ import torch
 from capsule_lab.analysis.trace import trace
 from capsule_lab.errors import RunError
 from capsule_lab.layers import PrimaryCapsules
-from capsule_lab.networks import BaselineCNN, MatchedCNN
+from capsule_lab.networks import MatchedCNN, SelfRoutingNet, VBCaps
 from capsule_lab.networks.base import AbstractCapsuleNetwork, reconstructs
-from capsule_lab.routing import DynamicRouting, EMRouting
+from capsule_lab.routing import EMRouting, HeinsenRouting
 from capsule_lab.types import RoutingTrace
 from capsule_studies.explorer.network import export, rounded
 from capsule_studies.tests.explorer_networks import NETWORKS, SHAPE, with_statistics
@@ -98,8 +98,44 @@ def check_equal(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
 def test_engine_equals_torch(name: str) -> None:
     torch.manual_seed(0)
     network = rounded(with_statistics(NETWORKS[name]()), "f16")
-    images = pictures(2, SHAPE)
+    images = pictures(2, network.image_shape)
     check_equal(in_node(network, images), in_torch(network, images))
+
+
+# not "em": capsules of other windows compete there, so that couplings depend on all of the image
+FIELDS = ("colour", "em, windows", "em, three convolutions", "same padding", "self-routing network")
+
+
+@pytest.mark.parametrize("name", whole_but(FIELDS, "colour", "em, windows"))
+def test_receptive_field_is_what_a_capsule_depends_on(name: str) -> None:
+    network = with_statistics(NETWORKS[name]())
+    image = pictures(1, network.image_shape).requires_grad_()
+    _, layers = trace(network, image.detach())
+    last = [*layers.values()][-1]
+    grid = last.child_grid
+    assert grid is not None
+    row, column = grid.height // 2, grid.width // 2
+    poses = children_of_classes(network, image)
+    by_place = grid.at_positions(poses.sum(2))  # [b type h w]
+    by_place[:, :, row, column].sum().backward()
+    assert image.grad is not None
+    seen = image.grad[0].abs().sum(0) > 0
+    (found,) = in_node(network, image.detach())
+    field = found["fields"][-1]
+    for name, place, mask in (("rows", row, seen.any(1)), ("columns", column, seen.any(0))):
+        start = field[name]["start"] + place * field[name]["step"]
+        inside = range(max(0, start), min(len(mask), start + field[name]["size"]))
+        assert mask.nonzero().flatten().tolist() == [*inside]
+
+
+def children_of_classes(network: Any, image: torch.Tensor) -> torch.Tensor:
+    """Return the poses below the class capsules, with their gradient."""
+    found: list[torch.Tensor] = []
+    below = [*network.capsule_layers().values()][-2]
+    hook = below.register_forward_hook(lambda layer, given, output: found.append(output.poses))
+    network(image)
+    hook.remove()
+    return found[0]
 
 
 def test_half_precision_is_what_the_page_computes_with() -> None:
@@ -113,22 +149,28 @@ def test_half_precision_is_what_the_page_computes_with() -> None:
     assert {tensor["dtype"] for tensor in exported.tensors} == {"f16", "f32"}
 
 
-LEAKY = partial(DynamicRouting, leaky=True)
-HALF_SQUASHED = partial(PrimaryCapsules, types=2, squash="half")
+RELU_SQUASHED = partial(PrimaryCapsules, types=2, squash="relu")
+DAMPED = partial(EMRouting, damping=0.1)
+MIXTURE = partial(EMRouting, activation="mixing_proportions")
+OF_ALL = {"decoder": (8,), "masked_decoder": False}
 
 
 @pytest.mark.parametrize(
     ("network", "named"),
     [
-        (partial(small_capsnet, SHAPE, 10, routing=LEAKY), "routing.leaky=true"),
+        (partial(small_capsnet, SHAPE, 10, **OF_ALL), "masked_decoder=false"),
         (partial(small_capsnet, SHAPE, 10, transformation="shared"), "ClassCapsules"),
-        (partial(small_capsnet, SHAPE, 10, primary=HALF_SQUASHED), "primary.squash"),
-        (partial(small_em_caps, SHAPE, 10, routing=EMRouting), "EMRouting"),
-        (partial(BaselineCNN, SHAPE, 10, channels=(4,), hidden=(4,), pooling=2), "MaxPool2d"),
+        (partial(small_capsnet, SHAPE, 10, primary=RELU_SQUASHED), "primary.squash"),
+        (partial(small_capsnet, SHAPE, 10, routing=HeinsenRouting), "HeinsenRouting"),
+        (partial(small_em_caps, SHAPE, 10, routing=DAMPED), "routing.damping=0.1"),
+        (partial(small_em_caps, SHAPE, 10, routing=MIXTURE), "routing.activation=mixing"),
+        (partial(small_em_caps, SHAPE, 10, pose="vector"), "poses that are not 4x4 matrices"),
+        (partial(SelfRoutingNet, SHAPE, 10, conv_strides=(2,)), "model.conv_strides"),
+        (partial(VBCaps, SHAPE, 10), "VBCaps"),
     ],
 )
 def test_what_the_engine_lacks_is_named(network: Any, named: str) -> None:
-    message = f"the explorer has no {named}.*; expected a CapsNet with dynamic"
+    message = f"the explorer has no {named}.*; expected a CapsNet, an Efficient"
     with pytest.raises(RunError, match=message):
         export(network(), "f16")
 
