@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from capsule_lab.commands import load, measuring
 from capsule_lab.config.declaration import Options
+from capsule_lab.config.folders import sweeps_dir
+from capsule_lab.errors import TableError
 from capsule_lab.tables import reader
+from capsule_lab.tables.expand import merged
 from capsule_lab.tables.schema import Commands, Table
 
 
@@ -38,3 +41,59 @@ def selected_table(options: TableOptions) -> Table:
     """Read the table, with only the rows, columns and seeds that the options name."""
     table = read_table(options.table, options.overrides)
     return reader.select(table, rows=options.rows, columns=options.columns, seeds=options.seeds)
+
+
+class Place(NamedTuple):
+    """The row of a table that a run belongs to.
+
+    Attributes:
+        own: overrides of the run besides those of the table.
+        table: the name of the table; empty if there is none.
+        row: the name of the row, with that of the column if columns are trained apart.
+    """
+
+    own: list[str]
+    table: str = ""
+    row: str = ""
+
+
+def places_of(listed: Sequence[Sequence[str]]) -> list[Place]:
+    """Return for the overrides of each run the row in ``sweeps/`` that they belong to.
+
+    A sweep gives the overrides of base, column and row in this order, then others and the seed; of several rows with
+    these overrides, the one with most of them is returned. Tables that cannot be read are passed over.
+    """
+    firsts = {overrides[0] for overrides in listed if _has_seed(overrides)}
+    tables = [*_tables_with(firsts)] if firsts else []
+    return [_place_of(overrides, tables) for overrides in listed]
+
+
+def _has_seed(overrides: Sequence[str]) -> bool:
+    return any(override.startswith("seed=") for override in overrides)
+
+
+def _tables_with(texts: set[str]) -> Iterator[Table]:
+    """Yield the tables whose files contain one of the texts; to read all of them takes a second."""
+    for file in sorted(sweeps_dir().glob("*.yaml")):
+        content = file.read_text(encoding="utf-8", errors="replace")
+        if any(text in content for text in texts):
+            try:
+                yield read_table(file)
+            except TableError:
+                continue
+
+
+def _place_of(overrides: Sequence[str], tables: Sequence[Table]) -> Place:
+    best = Place([*overrides])
+    for table in tables:
+        for row in table.rows:
+            for column in table.columns:
+                if column.name not in row.overrides:
+                    continue
+                of_table = merged(table.base, column.overrides, row.overrides[column.name])
+                own = [*overrides[len(of_table) :]]
+                begins_so = of_table == [*overrides[: len(of_table)]]
+                if begins_so and _has_seed(own) and len(own) < len(best.own):
+                    name = f"{row.name}/{column.name}" if column.overrides else row.name
+                    best = Place(own, table.name, name)
+    return best
