@@ -204,7 +204,7 @@ def test_stand_in_is_announced_without_a_network(
     smoke = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
     ended = cli("train", *smoke, "data.source=auto")
     assert (ended.status, ended.err) == (0, "")
-    (line,) = [line for line in ended.out.splitlines() if "STAND-IN DATA" in line]
+    (line,) = [line for line in ended.out.splitlines() if "stand-in data for MNIST" in line]
     assert str(tmp_path) in line
 
 
