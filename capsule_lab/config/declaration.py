@@ -34,8 +34,13 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Weights(Expected):
-    """Mark of an option that takes the weights of a network."""
+class _Run(Expected):
+    """Mark of an option that takes a run, also as ``last``: the latest one that has finished."""
+
+
+@dataclass(frozen=True)
+class _Weights(_Run):
+    """Mark of an option that takes the weights of a network, which may belong to no run."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,10 @@ class _Paths(Expected):
 
 Count = Annotated[int, Ge(1)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]  # numpy's limit
-Weights = Annotated[str, _Weights("a run, a file or the name of ready weights")]
+TrainedRun = Annotated[str, _Run("a .ckpt file, the directory of a run, or last")]
+Weights = Annotated[
+    str, _Weights("a run, last for the latest one, a file or the name of ready weights")
+]
 Trusted = list[str] | str | None
 Paths = Annotated[Any, _Paths("files or folders")]
 Group = Annotated[DictConfig, _Group()]
@@ -247,6 +255,11 @@ class Command:
     def paths(self) -> list[str]:
         """The options that take several paths, separated by commas."""
         return [option.key for option in self.options.own() if has_mark(option.annotation, _Paths)]
+
+    @property
+    def runs(self) -> list[str]:
+        """The options that take one run."""
+        return [option.key for option in self.options.own() if has_mark(option.annotation, _Run)]
 
     @property
     def other_weights(self) -> list[str]:
