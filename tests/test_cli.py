@@ -124,7 +124,7 @@ def test_documented_targets_and_modules_exist() -> None:
         if program == "make":
             assert words[0] in targets()
         else:
-            assert words == [] or words[0] in names()
+            assert words == [] or words[0] in [*names(), "options"]
 
 
 @needs_studies
@@ -155,28 +155,35 @@ def test_documented_python_runs(
         exec(re.sub(r"\"runs/[^\"]*\"", repr(str(trained.directory.resolve())), code), {})
 
 
-@pytest.fixture(scope="module")
-def shown() -> str:
-    """The output of ``capsule-lab``."""
+def shown(*arguments: str, width: int = 10_000) -> list[str]:
+    """The lines of ``capsule-lab``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", "300")  # no line is wrapped
-        return call("").out
+        patch.setenv("COLUMNS", str(width))
+        return call("", *arguments).out.splitlines()
 
 
-def test_overview_lists_every_command_and_every_option_with_its_headline(shown: str) -> None:
-    assert [command for command in names() if f"capsule-lab {command} " not in shown] == []
-    lines = [line.split() for line in shown.splitlines()]
-    listings = {
-        group: lines[next(i for i, line in enumerate(lines) if line[:1] == [group]) :]
-        for group in groups()
-    }
-    has_headline = {
-        (g, word): len(line) > 2
-        for g in groups()
-        for line in listings[g][::-1]
-        for word in line[:2]
-    }
-    assert [option for option in OPTIONS if not has_headline.get(option)] == []
+@pytest.mark.parametrize("width", [80, 140])
+def test_overview_has_a_line_for_each_command_and_fits_a_screen(width: int) -> None:
+    lines = shown(width=width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 24
+    listed = [line.split()[1] for line in lines if line.startswith("  capsule-lab ")]
+    assert listed[: len(names())] == names()
+    for name in names():
+        (line,) = [line for line in lines if line.startswith(f"  capsule-lab {name}  ")]
+        assert head(file_of(name))[0][:30] in line
+
+
+def test_every_option_is_listed_with_its_headline() -> None:
+    lines = shown("options")
+    words = {line.split()[0]: line.replace(",", "").split()[1:] for line in lines[1:]}
+    assert {*words} == {*groups(), "table"}
+    for group in groups():
+        described = {line.split()[0]: line.split()[1:] for line in shown("options", group)[1:]}
+        options = [option for of_group, option in OPTIONS if of_group == group]
+        assert [option for option in options if option not in words[group]] == []
+        assert [option for option in options if not described[option]] == []
+    assert [*words["table"]] == [line.split()[0] for line in shown("options", "table")[1:]]
 
 
 @pytest.mark.whole
