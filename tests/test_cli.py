@@ -155,6 +155,19 @@ def test_documented_python_runs(
         exec(re.sub(r"\"runs/[^\"]*\"", repr(str(trained.directory.resolve())), code), {})
 
 
+@pytest.mark.whole
+def test_first_command_of_the_start_page_works_in_a_clone(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    command = next(line for line in commands_in(page) if " predict " in line)
+    _, name, *arguments = shlex.split(command)
+    ended = cli(name, *arguments)
+    assert ended.status == 0
+    assert ended.out.splitlines()[-1].split()[:2] == ["docs/seven.png", "7"]
+
+
 def shown(*arguments: str, width: int = 10_000) -> list[str]:
     """The lines of ``capsule-lab``."""
     with pytest.MonkeyPatch.context() as patch:
@@ -261,7 +274,7 @@ def test_make_passes_overrides_and_adds_the_quickstart_to_train(venv: Path) -> N
         "+trainer.foo=1",
         "train.directory=with space",
     ]
-    assert called(venv, "train", *overrides, "PYTHON=python3") == sorted(overrides)
+    assert called(venv, "train", *overrides, "PYTHON=python3", "TORCH=cpu") == sorted(overrides)
     assert called(venv, "train", "train.resume=true") == [
         "experiment=quickstart",
         "train.resume=true",
@@ -291,6 +304,33 @@ def test_make_creates_a_missing_environment(tmp_path: Path) -> None:
     assert any("pip install" in line for line in lines)
     assert lines[-1].rstrip().endswith("-m capsule_lab train experiment=quickstart")
     assert not venv.exists()
+
+
+@pytest.mark.parametrize("options", [[], ["TORCH=cpu"]])
+def test_make_hands_the_choice_of_torch_to_uv_or_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    """With and without uv; the programs only print what they were called with."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    environment = tmp_path / "environment"
+    (environment / "bin").mkdir(parents=True)
+    echo = shutil.which("echo") or ""
+    (environment / "bin" / "python").symlink_to(echo)
+    for name in ("sh", "cat", "sed"):
+        (programs / name).symlink_to(shutil.which(name) or "")
+    maker = shutil.which("make") or ""
+    command = [maker, "setup", f"VENV={environment}", "PYTHON=true", *options]
+    variables = {"PATH": str(programs)}
+    (programs / "true").symlink_to(shutil.which("true") or "")
+    without = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    (environment / ".ready").unlink(missing_ok=True)
+    (programs / "uv").symlink_to(echo)
+    with_uv = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert with_uv.returncode == 0, with_uv.stderr
+    assert ("--torch-backend=cpu" in with_uv.stdout) is bool(options)
+    assert bool(without.returncode) is bool(options)
+    assert ("TORCH=cpu needs uv" in without.stderr) is bool(options)
 
 
 def test_make_refuses_the_environment_of_another_clone(venv: Path) -> None:
