@@ -15,7 +15,7 @@ from capsule_lab.config.arguments import own_folders
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
 from capsule_lab.system import protocol, signals
 from capsule_lab.system.environment import package_version
-from capsule_lab.system.terminal import usable_streams
+from capsule_lab.system.terminal import cut, usable_streams
 
 _SEARCHES = ("--config-dir", "-cd", "hydra.searchpath")
 _OPTIONS = "options"
@@ -80,7 +80,9 @@ def _show_options(arguments: Sequence[str]) -> None:
     names = [argument for argument in arguments if argument.isidentifier()]
     known = [*folders.groups(), _TABLE]
     if not names:
-        options_of = {group: ", ".join(_described_options(group)) for group in known}
+        options_of = {}
+        for group in known:
+            options_of[group] = ", ".join(_described_options(group))
         _print("options: capsule-lab train group=option", options_of, wraps=True)
     for name in names:
         if name not in known:
@@ -90,11 +92,14 @@ def _show_options(arguments: Sequence[str]) -> None:
 
 def _described_options(group: str) -> dict[str, str]:
     """Return the description of each option of a group, or of each table."""
-    if group != _TABLE:
-        options = folders.described_options(group)
-        return {option: _described(comments) for option, comments in options.items()}
-    files = sorted(folders.sweeps_dir().glob("*.yaml"))
-    return {file.stem: _headline(folders.head(file)) for file in files}
+    described = {}
+    if group == _TABLE:
+        for file in sorted(folders.sweeps_dir().glob("*.yaml")):
+            described[file.stem] = _headline(folders.head(file))
+    else:
+        for option, comments in folders.described_options(group).items():
+            described[option] = _described(comments)
+    return described
 
 
 def _print(title: str, described: Mapping[str, str], *, wraps: bool = False) -> None:
@@ -107,7 +112,7 @@ def _print(title: str, described: Mapping[str, str], *, wraps: bool = False) -> 
         if wraps:
             lines += textwrap.wrap(line, width, subsequent_indent=" " * start) or [line]
         else:
-            lines.append(line if len(line) <= width else f"{line[: width - 1]}…")
+            lines.append(cut(line, width))
     sys.stdout.write("\n".join(lines) + "\n")
 
 

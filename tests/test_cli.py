@@ -180,23 +180,25 @@ def test_overview_has_a_line_for_each_command_and_fits_a_screen(width: int) -> N
     lines = shown(width=width)
     assert max(map(len, lines)) <= width
     assert len(lines) <= 24
-    listed = [line.split()[1] for line in lines if line.startswith("  capsule-lab ")]
-    assert listed[: len(names())] == names()
-    for name in names():
-        (line,) = [line for line in lines if line.startswith(f"  capsule-lab {name}  ")]
-        assert head(file_of(name))[0][:30] in line
+    for name, line in zip(names(), lines[1:], strict=False):
+        assert line.startswith(f"  capsule-lab {name}  ")
+        first, *_ = head(file_of(name))
+        assert first[:30] in line
 
 
 def test_every_option_is_listed_with_its_headline() -> None:
-    lines = shown("options")
-    words = {line.split()[0]: line.replace(",", "").split()[1:] for line in lines[1:]}
-    assert {*words} == {*groups(), "table"}
-    for group in groups():
-        described = {line.split()[0]: line.split()[1:] for line in shown("options", group)[1:]}
-        options = [option for of_group, option in OPTIONS if of_group == group]
-        assert [option for option in options if option not in words[group]] == []
-        assert [option for option in options if not described[option]] == []
-    assert [*words["table"]] == [line.split()[0] for line in shown("options", "table")[1:]]
+    _, *lines = shown("options")
+    listed = set()
+    for line in lines:
+        group, names_of_options = line.strip().split(maxsplit=1)
+        listed.add(group)
+        _, *described = shown("options", group)
+        for option, text in zip(names_of_options.split(", "), described, strict=True):
+            name, *words = text.split()
+            assert name == option
+            assert words, "a headline"
+            listed.add((group, option))
+    assert {*groups(), "table", *OPTIONS} <= listed
 
 
 @pytest.mark.whole

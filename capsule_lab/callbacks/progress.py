@@ -134,7 +134,9 @@ class ProgressLines(Callback):
         """Log a line with the metrics of the epoch; the Trainer also keeps those of an earlier validation."""
         metrics = dict(trainer.logged_metrics)
         if not self.validated:
-            metrics = {name: value for name, value in metrics.items() if name[:4] != "val/"}
+            for name in trainer.logged_metrics:
+                if name.startswith("val/"):
+                    del metrics[name]
         self.validated = False
         self._line(trainer, trainer.current_epoch, metrics)
 

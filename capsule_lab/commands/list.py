@@ -19,7 +19,7 @@ from capsule_lab.config import presets
 from capsule_lab.config.declaration import Count, Options
 from capsule_lab.errors import printable
 from capsule_lab.runs import lock
-from capsule_lab.system.terminal import aligned, differences
+from capsule_lab.system.terminal import aligned, cut, differences
 
 HEADINGS = ("run", "state", "test error", "val error", "data", "last written")
 _LEAST = 20  # ours: characters for overrides beside the columns; with fewer, they are on a line of their own
@@ -44,7 +44,10 @@ def main(options: ListOptions) -> None:
         console.print(text, soft_wrap=True, markup=False)
         return
     best = _best(matching)
-    cells = {run.directory: _row(run, is_best=run.directory in best) for run in matching}
+    cells = {}
+    for run in matching:
+        is_best = run.directory in best
+        cells[run.directory] = _row(run, is_best=is_best)
     groups = _groups(matching)
     has_width = console.is_terminal or "COLUMNS" in os.environ
     lines = _lines(groups, cells, console.width if has_width else None)
@@ -108,9 +111,14 @@ def _groups(listed: Sequence[_Listed]) -> list[_Group]:
         shared, differing = differences([place.own for _, place in group])
         texts = {}
         for (run, place), own in zip(group, differing, strict=True):
-            row = f"{place.row}: " if place.row else ""
-            texts[run.directory] = row + shlex.join(own)
-        groups.append(_Group(f"{name} have {shlex.join(shared)}" if shared else name, texts))
+            text = shlex.join(own)
+            if place.row:
+                text = f"{place.row}: {text}"
+            texts[run.directory] = text
+        title = name
+        if shared:
+            title += f" have {shlex.join(shared)}"
+        groups.append(_Group(title, texts))
     return groups
 
 
@@ -118,26 +126,27 @@ def _lines(
     groups: Sequence[_Group], cells: Mapping[Path, list[str]], width: int | None
 ) -> list[str]:
     """Return the lines of the table: all columns, then the overrides, cut to the width of the terminal."""
-    directories = [directory for group in groups for directory in group.runs]
-    heading, *rows = aligned([HEADINGS, *(cells[directory] for directory in directories)])
-    start = max(map(len, [heading, *rows])) + len("  ")
+    heading, *rows = aligned([HEADINGS, *cells.values()])
+    row_of = dict(zip(cells, rows, strict=True))
+    longest = max(map(len, [heading, *rows]))
+    start = longest + len("  ")
     beside = width is None or width - start >= _LEAST
-    lines = [f"{heading:{start}}overrides" if beside else heading]
-    row_of = dict(zip(directories, rows, strict=True))
+    lines = [heading]
+    if beside:
+        lines = [f"{heading:{start}}overrides"]
     for group in groups:
         if group.title != "all runs":
             lines.append(group.title)
         for directory, overrides in group.runs.items():
             row = row_of[directory]
             if beside:
-                lines.append(_cut(f"{row:{start}}{overrides}".rstrip(), width))
+                line = f"{row:{start}}{overrides}"
+                lines.append(cut(line.rstrip(), width))
             else:
-                lines += [row, _cut(f"  {overrides}", width)] if overrides else [row]
+                lines.append(row)
+                if overrides:
+                    lines.append(cut(f"  {overrides}", width))
     return lines
-
-
-def _cut(line: str, width: int | None) -> str:
-    return line if width is None or len(line) <= width else f"{line[: width - 1]}…"
 
 
 def _best(listed: Sequence[_Listed]) -> set[Path]:

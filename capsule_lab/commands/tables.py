@@ -14,7 +14,7 @@ from capsule_lab.config.folders import sweeps_dir
 from capsule_lab.errors import TableError
 from capsule_lab.tables import reader
 from capsule_lab.tables.expand import merged
-from capsule_lab.tables.schema import Commands, Table
+from capsule_lab.tables.schema import Column, Commands, Row, Table
 
 
 class TableOptions(Options):
@@ -63,9 +63,15 @@ def places_of(listed: Sequence[Sequence[str]]) -> list[Place]:
     A sweep gives the overrides of base, column and row in this order, then others and the seed; of several rows with
     these overrides, the one with most of them is returned. Tables that cannot be read are passed over.
     """
-    firsts = {overrides[0] for overrides in listed if _has_seed(overrides)}
-    tables = [*_tables_with(firsts)] if firsts else []
-    return [_place_of(overrides, tables) for overrides in listed]
+    texts = set()
+    for overrides in listed:
+        if _has_seed(overrides):
+            texts.add(overrides[0])
+    tables = [*_tables_with(texts)]
+    places = []
+    for overrides in listed:
+        places.append(_place_of(overrides, tables))
+    return places
 
 
 def _has_seed(overrides: Sequence[str]) -> bool:
@@ -76,7 +82,7 @@ def _tables_with(texts: set[str]) -> Iterator[Table]:
     """Yield the tables whose files contain one of the texts; to read all of them takes a second."""
     for file in sorted(sweeps_dir().glob("*.yaml")):
         content = file.read_text(encoding="utf-8", errors="replace")
-        if any(text in content for text in texts):
+        if any(map(content.__contains__, texts)):
             try:
                 yield read_table(file)
             except TableError:
@@ -88,12 +94,20 @@ def _place_of(overrides: Sequence[str], tables: Sequence[Table]) -> Place:
     for table in tables:
         for row in table.rows:
             for column in table.columns:
-                if column.name not in row.overrides:
-                    continue
-                of_table = merged(table.base, column.overrides, row.overrides[column.name])
-                own = [*overrides[len(of_table) :]]
-                begins_so = of_table == [*overrides[: len(of_table)]]
-                if begins_so and _has_seed(own) and len(own) < len(best.own):
-                    name = f"{row.name}/{column.name}" if column.overrides else row.name
+                own = _own(overrides, table, row, column)
+                if own is not None and len(own) < len(best.own):
+                    name = row.name
+                    if column.overrides:
+                        name += f"/{column.name}"
                     best = Place(own, table.name, name)
     return best
+
+
+def _own(overrides: Sequence[str], table: Table, row: Row, column: Column) -> list[str] | None:
+    """Return what a run of this row has besides the table's overrides; ``None`` if it is not of this row."""
+    if column.name not in row.overrides:
+        return None
+    of_table = merged(table.base, column.overrides, row.overrides[column.name])
+    first = [*overrides[: len(of_table)]]
+    own = [*overrides[len(of_table) :]]
+    return own if first == of_table and _has_seed(own) else None

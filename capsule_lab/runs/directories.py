@@ -78,8 +78,10 @@ def locate(path: str | Path) -> Path:
 
 def _with_weights() -> list[str]:
     """Return the run directories that have weights, as a user would type them."""
-    folders = root().glob("*/checkpoints")
-    return [str(as_typed(folder.parent)) for folder in folders]
+    names = []
+    for folder in root().glob("*/checkpoints"):
+        names.append(str(as_typed(folder.parent)))
+    return names
 
 
 def find_checkpoint(path: str | Path, *names: str) -> Path:
@@ -97,8 +99,8 @@ def find_checkpoint(path: str | Path, *names: str) -> Path:
             f"{path} is the name of ready weights, which cannot be trained further as they have no optimizer's state; "
             "expected a .ckpt file or the directory of a run, runs/… (evaluate, predict and the like take the name)"
         )
-    others = [name for name in _with_weights() if name != str(path)]
-    close = closest(str(path), others)
+    others = {*_with_weights()} - {str(path)}
+    close = closest(str(path), sorted(others))
     meant = f"did you mean {close}? Otherwise, " if close else ""
     raise RunError(
         f"no checkpoint at {path}; {meant}expected a .ckpt file or the directory of a run, runs/…"

@@ -320,15 +320,18 @@ def as_page(
     }
     curves = {title: curves_of_runs(files) for title, files in _curves(entries).items()}
     links = {}
-    if folder is not None:
-        for run in runs_of(entries):
+    for run in runs_of(entries):
+        if folder is not None:
             links[run.directory.name] = _link(run.directory, folder)
+    parts = {}
+    for label, part in by_column(entries).items():
+        parts[label] = _rows(part)
     return environment.get_template("page.html").render(
         table=table,
         command=command,
         headings=HEADINGS,
         texts=TEXTS,
-        parts={label: _rows(part) for label, part in by_column(entries).items()},
+        parts=parts,
         filled_columns=filled_columns,
         entries=entries,
         running=running(entries),

@@ -54,13 +54,18 @@ class Progress:
 
 def running(entries: Sequence[Entry]) -> list[Progress]:
     """Return the runs that are training and have written a heartbeat, each once."""
-    cells = {cell.fingerprint: cell for entry in entries for cell in entry.unfinished}
-    found = []
-    for cell in cells.values():
-        if cell.status != RUNNING:
-            continue
-        for directory in cell.directories[:1]:
-            beat = runs.results.read_heartbeat(directory)
-            if beat is not None:
-                found.append(Progress(cell, directory, beat))
-    return found
+    found: dict[str, Progress] = {}
+    for entry in entries:
+        for cell in entry.unfinished:
+            progress = _progress_of(cell)
+            if progress is not None:
+                found[cell.fingerprint] = progress
+    return [*found.values()]
+
+
+def _progress_of(cell: Cell) -> Progress | None:
+    if cell.status != RUNNING or not cell.directories:
+        return None
+    directory = cell.directories[0]
+    beat = runs.results.read_heartbeat(directory)
+    return Progress(cell, directory, beat) if beat else None

@@ -26,8 +26,12 @@ class Row(NamedTuple):
 
 def filled_columns(rows: Sequence[Row]) -> list[int]:
     """Return the columns that have a value in any row, and always the first, that of the labels."""
-    columns = zip(*(row.cells for row in rows), strict=True)
-    return [number for number, column in enumerate(columns) if number == 0 or any(column)]
+    filled = {0}
+    for row in rows:
+        for number, cell in enumerate(row.cells):
+            if cell:
+                filled.add(number)
+    return sorted(filled)
 
 
 @dataclass(frozen=True)
@@ -79,18 +83,19 @@ class Sheet:
     def _blocks(self, width: int) -> Iterator[RenderableType]:
         widths = {}
         for column in filled_columns(self.rows)[1:]:
-            longest = max(len(row.cells[column]) for row in self.rows)
-            widths[column] = len(self.headings[column]) + len(": ") + longest
+            values = [row.cells[column] for row in self.rows]
+            longest = max(map(len, values))
+            widths[column] = len(f"{self.headings[column]}: ") + longest
         for row in self.rows:
             yield Text(row.cells[0], style=row.style or "bold")
             for line in _lines(widths, width - _INDENT[-1]):
-                values = []
+                text = ""
                 for column in line:
                     value = row.cells[column] or "–"
-                    text = f"{self.headings[column]}: {value}"
-                    values.append(text.ljust(widths[column] + _GAP))
-                text = "".join(values).rstrip()
-                yield Padding(Text(text, style=row.style), _INDENT, expand=False)
+                    pair = f"{self.headings[column]}: {value}"
+                    text += pair.ljust(widths[column] + _GAP)
+                shown = Text(text.rstrip(), style=row.style)
+                yield Padding(shown, _INDENT, expand=False)
 
 
 def _lines(widths: dict[int, int], width: int) -> list[list[int]]:

@@ -292,8 +292,10 @@ def test_report_on_a_narrow_terminal_has_a_block_for_each_row(file: Path, entrie
     text = on_terminal(read(file), entries, width=80)
     assert max(map(len, text.splitlines())) <= 80
     for entry in entries:
-        block = text.partition(f"\n{entry.row.label}\n")[2]
-        for heading, value in list(shown(entry).items())[1:]:
+        _, _, block = text.partition(f"\n{entry.row.label}\n")
+        cells = shown(entry)
+        del cells[""]
+        for heading, value in cells.items():
             assert f"{heading}: {value or '–'}" in block
     assert text.count("published: ") == len(entries)
 
@@ -340,9 +342,9 @@ def test_run_that_trains_has_a_bar_with_its_steps_loss_and_time_left(
     assert expected in ended.out.splitlines()
     text = (directories.root() / "reports" / "mine.html").read_text()
     assert f'{training.name} <progress max="120" value="30">' in text
-    page = Page(text)
-    of_run = [part for part in map(picture_of_page, page.sources) if training.name.encode() in part]
-    assert len(of_run) == 1, "the curves of the run"
+    _, _, below = text.partition("<h2>Running</h2>")
+    curves = picture_of(Page(below.partition("<h2>")[0]).sources[0])
+    assert training.name.encode() in curves
 
 
 @pytest.mark.parametrize(
@@ -363,9 +365,9 @@ def test_bar_of_any_record_has_the_same_length(
 def test_run_directories_are_links_relative_to_the_page(file: Path, entries) -> None:
     there = directories.root().parent / "a" / "b"
     page = Page(formats.as_page(read(file), entries, "", folder=there))
-    links = [source for source in page.sources if not source.startswith("data:")]
-    names = {run.directory.name for entry in entries for run in entry.runs}
-    assert {*links} == {f"../../runs/{name}/" for name in names}
+    for entry in entries:
+        for run in entry.runs:
+            assert f"../../runs/{run.directory.name}/" in page.sources
 
 
 def test_report_as_markdown(file: Path, entries) -> None:
@@ -559,10 +561,6 @@ def test_page_is_well_formed_and_loads_nothing(file: Path, entries) -> None:
     ]
     commands = [cell.command for cell in cells_of(file)]
     assert {*texts, *commands} <= {*page.texts}
-
-
-def picture_of_page(source: str) -> bytes:
-    return picture_of(source) if source.startswith("data:") else b""
 
 
 def picture_of(source: str) -> bytes:
