@@ -77,7 +77,11 @@ def _list() -> None:
 
 def _show_options(arguments: Sequence[str]) -> None:
     """Print the names of all options by group, or the options of some groups with their descriptions."""
-    names = [argument for argument in arguments if argument.isidentifier()]
+    names = []
+    for argument in arguments:
+        if argument.startswith(_SEARCHES):
+            break  # a folder follows
+        names.append(argument)
     known = [*folders.groups(), _TABLE]
     if not names:
         options_of = {}

@@ -37,6 +37,7 @@ def test_first_argument_names_the_command(
         (call("", "--help"), 0, "commands", ""),
         (call("", "options"), 0, "options", ""),
         (call("", "options", "logger"), 0, "options: logger=", ""),
+        (call("", "options", "--config-dir", str(tmp_path)), 0, "options: capsule-lab", ""),
         (
             call("", "options", "modle"),
             2,
