@@ -14,9 +14,9 @@ from rich.console import Console
 
 from capsule_lab import runs
 from capsule_lab.commands.declare import command
-from capsule_lab.commands.tables import Place, places_of
+from capsule_lab.commands.tables import in_tables
 from capsule_lab.config import presets
-from capsule_lab.config.declaration import Count, Options
+from capsule_lab.config.declaration import Count, Options, Place
 from capsule_lab.errors import printable
 from capsule_lab.runs import lock
 from capsule_lab.system.terminal import aligned, cut, differences
@@ -99,7 +99,8 @@ class _Group(NamedTuple):
 
 def _groups(listed: Sequence[_Listed]) -> list[_Group]:
     """Group runs by their table; the group with the most recent run is the last."""
-    places = places_of([run.overrides for run in listed])
+    places = [Place(run.overrides) for run in listed]
+    places = in_tables(places)
     members: dict[str, list[tuple[_Listed, Place]]] = {}
     for run, place in zip(listed, places, strict=True):
         name = f"runs of table {place.table}" if place.table else "other runs"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import Field
 
 from capsule_lab.commands import load, measuring
-from capsule_lab.config.declaration import Options
+from capsule_lab.config.declaration import Options, Place
 from capsule_lab.config.folders import sweeps_dir
 from capsule_lab.errors import TableError
 from capsule_lab.tables import reader
@@ -43,35 +43,18 @@ def selected_table(options: TableOptions) -> Table:
     return reader.select(table, rows=options.rows, columns=options.columns, seeds=options.seeds)
 
 
-class Place(NamedTuple):
-    """The row of a table that a run belongs to.
-
-    Attributes:
-        own: overrides of the run besides those of the table.
-        table: the name of the table; empty if there is none.
-        row: the name of the row, with that of the column if columns are trained apart.
-    """
-
-    own: list[str]
-    table: str = ""
-    row: str = ""
-
-
-def places_of(listed: Sequence[Sequence[str]]) -> list[Place]:
-    """Return for the overrides of each run the row in ``sweeps/`` that they belong to.
+def in_tables(places: Sequence[Place]) -> list[Place]:
+    """Return the places of runs, whose overrides are known, in the tables of ``sweeps/``.
 
     A sweep gives the overrides of base, column and row in this order, then others and the seed; of several rows with
     these overrides, the one with most of them is returned. Tables that cannot be read are passed over.
     """
     texts = set()
-    for overrides in listed:
-        if _has_seed(overrides):
-            texts.add(overrides[0])
+    for place in places:
+        if _has_seed(place.own):
+            texts.add(place.own[0])
     tables = [*_tables_with(texts)]
-    places = []
-    for overrides in listed:
-        places.append(_place_of(overrides, tables))
-    return places
+    return [_place_of(place.own, tables) for place in places]
 
 
 def _has_seed(overrides: Sequence[str]) -> bool:

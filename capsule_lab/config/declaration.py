@@ -216,6 +216,20 @@ class FinishedRun(NamedTuple):
         return self.chosen["routing"] not in (None, "none")
 
 
+class Place(NamedTuple):
+    """The row of a table that a run belongs to.
+
+    Attributes:
+        own: overrides of the run besides those of the table.
+        table: the name of the table; empty if there is none.
+        row: the name of the row, with that of the column if columns are trained apart.
+    """
+
+    own: list[str]
+    table: str = ""
+    row: str = ""
+
+
 @dataclass(frozen=True)
 class Command:
     """A command: ``capsule-lab <name> key=value …``.
