@@ -11,7 +11,8 @@ COMMANDS := $(sort $(basename $(notdir $(CONFIGURATIONS))))
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
-OVERRIDES = $(filter-out PYTHON=% VENV=%,$(MAKEOVERRIDES))
+OVERRIDES = $(filter-out PYTHON=% VENV=% TORCH=%,$(MAKEOVERRIDES))
+BACKEND = $(if $(TORCH),--torch-backend=$(TORCH))
 
 help: ## this list
 	@echo "make <target> [key=value ...]"
@@ -32,7 +33,9 @@ $(READY): pyproject.toml capsule_studies/pyproject.toml toynorb/pyproject.toml t
 	@echo "Setting up $(VENV): torch is large, the first time takes some minutes."
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@if command -v uv >/dev/null; then \
-	    uv pip install --quiet --python $(RUN) --constraint tested-versions.txt --editable '.[dev]' --editable ./toynorb --editable ./capsule_studies; \
+	    uv pip install --quiet --python $(RUN) $(BACKEND) --constraint tested-versions.txt --editable '.[dev]' --editable ./toynorb --editable ./capsule_studies; \
+	elif [ "$(TORCH)" ]; then \
+	    echo "TORCH=$(TORCH) needs uv; without it, install torch and torchvision in $(VENV) with the command that PyTorch's page Get started shows for CPU, then run make setup" >&2; exit 1; \
 	else \
 	    $(RUN) -m pip install --quiet --constraint tested-versions.txt --editable '.[dev]' --editable ./toynorb --editable ./capsule_studies; \
 	fi
@@ -42,7 +45,7 @@ $(READY): pyproject.toml capsule_studies/pyproject.toml toynorb/pyproject.toml t
 own-environment:
 	@test ! -s $(READY) || test "$$(cat $(READY))" = "$(CURDIR)" || { echo "$(VENV) is the environment of $$(cat $(READY)); name another with VENV=<folder>, or remove $(READY) to install this clone in it" >&2; exit 1; }
 
-setup: $(READY) ## make the environment; all other targets do so by themselves
+setup: $(READY) ## make the environment, as all other targets do; TORCH=cpu: without the packages of GPUs
 
 # one target for each conf/<command>.yaml
 $(COMMANDS): $(READY)

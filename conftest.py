@@ -200,6 +200,9 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     for name in ("lightning.pytorch", "lightning.fabric"):
         monkeypatch.setattr(logging.getLogger(name), "propagate", logging.getLogger(name).propagate)
+    sources = sys.modules.get("capsule_lab.data.sources")
+    if sources is not None:
+        sources._announce.cache_clear()  # each test is a process of its own
     yield
     GlobalHydra.instance().clear()
     root = logging.getLogger()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import runpy
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import textwrap
+from collections.abc import Mapping, Sequence
 
 from capsule_lab import commands
 from capsule_lab.config import folders, presets
@@ -17,13 +15,17 @@ from capsule_lab.config.arguments import own_folders
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
 from capsule_lab.system import protocol, signals
 from capsule_lab.system.environment import package_version
-from capsule_lab.system.terminal import usable_streams
+from capsule_lab.system.terminal import cut, usable_streams
 
 _SEARCHES = ("--config-dir", "-cd", "hydra.searchpath")
+_OPTIONS = "options"
+_TABLE = "table"
+"""The argument of ``options`` for the tables in ``sweeps/``, which are no configuration group."""
+_WIDTH = 160  # ours: characters in a line, in files and pipes
 
 
 def main() -> None:
-    """Run the command in the first argument, or list all commands, options of configuration groups, and tables."""
+    """Run the command in the first argument, list the options of configuration groups, or list all commands."""
     if protocol.PARENT in os.environ:  # the command itself imports torch, for seconds
         signals.end_with_parent(parent=int(os.environ.pop(protocol.PARENT)))
     with usable_streams():
@@ -42,54 +44,91 @@ def _main(arguments: Sequence[str]) -> None:
         runpy.run_module(commands.module_of(first), run_name="__main__", alter_sys=True)
     elif first == "--version":
         sys.stdout.write(f"capsule-lab {package_version()}\n")
-    elif first in ("", "--help", "-h") or first.startswith(_SEARCHES):
-        others = [argument for argument in arguments if argument not in ("--help", "-h")]
-        with folders.searching(own_folders(others)):
-            _list()
+    elif first in ("", _OPTIONS, "--help", "-h") or first.startswith(_SEARCHES):
+        with folders.searching(own_folders(arguments)):
+            if first == _OPTIONS:
+                _show_options(arguments[1:])
+            else:
+                _list()
     elif "=" in first or first.startswith(("-", "~")):
         raise ConfigError(
             f"{first} is not a command; put a command before it, such as capsule-lab train {first.lstrip('-')}"
         )
     else:
-        raise ConfigError(f"{first} is not a command; {suggest(first, commands.names())}")
+        raise ConfigError(
+            f"{first} is not a command; {suggest(first, [*commands.names(), _OPTIONS])}"
+        )
 
 
 def _list() -> None:
-    console = Console(highlight=False)
-    listed = []
+    """Print a line for each command, and where the rest is described."""
+    listed = {}
     for name in commands.names():
-        listed.append((f"capsule-lab {name}", _headline(folders.head(folders.file_of(name)))))
-    console.print(_table("commands", listed))
-    options = []
-    for group in folders.groups():
-        title = f"[bold]{group}[/]"
+        listed[f"capsule-lab {name}"] = _headline(folders.head(folders.file_of(name)))
+    more = {
+        "capsule-lab train --help": "options of a command",
+        "capsule-lab options": "names of all options and tables",
+        "capsule-lab options model": "options of a group, described",
+        "capsule-lab train model=em_caps seed=1": "an example",
+    }
+    _print("commands: capsule-lab <command> key=value …", listed)
+    _print("\nmore", more)
+
+
+def _show_options(arguments: Sequence[str]) -> None:
+    """Print the names of all options by group, or the options of some groups with their descriptions."""
+    names = []
+    for argument in arguments:
+        if argument.startswith(_SEARCHES):
+            break  # a folder follows
+        names.append(argument)
+    known = [*folders.groups(), _TABLE]
+    if not names:
+        options_of = {}
+        for group in known:
+            options_of[group] = ", ".join(_described_options(group))
+        _print("options: capsule-lab train group=option", options_of, wraps=True)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{name} is not a configuration group; {suggest(name, known)}")
+        _print(f"options: {name}=", _described_options(name), wraps=True)
+
+
+def _described_options(group: str) -> dict[str, str]:
+    """Return the description of each option of a group, or of each table."""
+    described = {}
+    if group == _TABLE:
+        for file in sorted(folders.sweeps_dir().glob("*.yaml")):
+            described[file.stem] = _headline(folders.head(file))
+    else:
         for option, comments in folders.described_options(group).items():
-            options.append((title, option, _described(comments)))
-            title = ""
-    console.print(_table("\noptions: capsule-lab train group=option any.key=value …", options))
-    tables = []
-    for file in sorted(folders.sweeps_dir().glob("*.yaml")):
-        tables.append((file.stem, _headline(folders.head(file))))
-    console.print(_table("\ntables: table=", tables))
-    console.print("\nEvery key of a configuration: capsule-lab train model=capsnet --cfg job")
+            described[option] = _described(comments)
+    return described
 
 
-def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2))
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _print(title: str, described: Mapping[str, str], *, wraps: bool = False) -> None:
+    """Print names with descriptions, which are cut to the width of the terminal unless they are wrapped."""
+    width = shutil.get_terminal_size(fallback=(_WIDTH, 24)).columns
+    start = max(map(len, described)) + 4
+    lines = [title]
+    for name, text in described.items():
+        line = f"  {name}".ljust(start) + text
+        if wraps:
+            lines += textwrap.wrap(line, width, subsequent_indent=" " * start) or [line]
+        else:
+            lines.append(cut(line, width))
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _headline(comments: Sequence[str]) -> str:
     """Return the first sentence of the comments at the head of a file."""
-    return escape(presets.sentences(comments)[0])
+    return presets.sentences(comments)[0]
 
 
 def _described(comments: Sequence[str]) -> str:
     """Return the first sentence, and the one about the difference from the paper if there is one."""
     difference = presets.differs(comments)
-    return _headline(comments) + (f"; [dim]{escape(difference)}[/]" if difference else "")
+    return _headline(comments) + (f"; {difference}" if difference else "")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class StudyOptions(Options):
     """Options that ``attack`` and ``analyse`` have in common."""
 
     ckpt: Weights
-    """The network: a run directory, a .ckpt file, or the name of ready weights."""
+    """The network: a run directory, a .ckpt file, the name of ready weights, or last: the latest finished run."""
     trust: Trusted = Field([])
     """Your own packages that the checkpoint may name; safetensors refuses files that must be unpickled."""
     seed: Seed | None = None

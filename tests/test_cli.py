@@ -124,7 +124,7 @@ def test_documented_targets_and_modules_exist() -> None:
         if program == "make":
             assert words[0] in targets()
         else:
-            assert words == [] or words[0] in names()
+            assert words == [] or words[0] in [*names(), "options"]
 
 
 @needs_studies
@@ -155,28 +155,50 @@ def test_documented_python_runs(
         exec(re.sub(r"\"runs/[^\"]*\"", repr(str(trained.directory.resolve())), code), {})
 
 
-@pytest.fixture(scope="module")
-def shown() -> str:
-    """The output of ``capsule-lab``."""
+@pytest.mark.whole
+def test_first_command_of_the_start_page_works_in_a_clone(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    command = next(line for line in commands_in(page) if " predict " in line)
+    _, name, *arguments = shlex.split(command)
+    ended = cli(name, *arguments)
+    assert ended.status == 0
+    assert ended.out.splitlines()[-1].split()[:2] == ["docs/seven.png", "7"]
+
+
+def shown(*arguments: str, width: int = 10_000) -> list[str]:
+    """The lines of ``capsule-lab``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", "300")  # no line is wrapped
-        return call("").out
+        patch.setenv("COLUMNS", str(width))
+        return call("", *arguments).out.splitlines()
 
 
-def test_overview_lists_every_command_and_every_option_with_its_headline(shown: str) -> None:
-    assert [command for command in names() if f"capsule-lab {command} " not in shown] == []
-    lines = [line.split() for line in shown.splitlines()]
-    listings = {
-        group: lines[next(i for i, line in enumerate(lines) if line[:1] == [group]) :]
-        for group in groups()
-    }
-    has_headline = {
-        (g, word): len(line) > 2
-        for g in groups()
-        for line in listings[g][::-1]
-        for word in line[:2]
-    }
-    assert [option for option in OPTIONS if not has_headline.get(option)] == []
+@pytest.mark.parametrize("width", [80, 140])
+def test_overview_has_a_line_for_each_command_and_fits_a_screen(width: int) -> None:
+    lines = shown(width=width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 24
+    for name, line in zip(names(), lines[1:], strict=False):
+        assert line.startswith(f"  capsule-lab {name}  ")
+        first, *_ = head(file_of(name))
+        assert first[:30] in line
+
+
+def test_every_option_is_listed_with_its_headline() -> None:
+    _, *lines = shown("options")
+    listed = set()
+    for line in lines:
+        group, names_of_options = line.strip().split(maxsplit=1)
+        listed.add(group)
+        _, *described = shown("options", group)
+        for option, text in zip(names_of_options.split(", "), described, strict=True):
+            name, *words = text.split()
+            assert name == option
+            assert words, "a headline"
+            listed.add((group, option))
+    assert {*groups(), "table", *OPTIONS} <= listed
 
 
 @pytest.mark.whole
@@ -204,7 +226,7 @@ def test_stand_in_is_announced_without_a_network(
     smoke = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
     ended = cli("train", *smoke, "data.source=auto")
     assert (ended.status, ended.err) == (0, "")
-    (line,) = [line for line in ended.out.splitlines() if "STAND-IN DATA" in line]
+    (line,) = [line for line in ended.out.splitlines() if "stand-in data for MNIST" in line]
     assert str(tmp_path) in line
 
 
@@ -254,7 +276,7 @@ def test_make_passes_overrides_and_adds_the_quickstart_to_train(venv: Path) -> N
         "+trainer.foo=1",
         "train.directory=with space",
     ]
-    assert called(venv, "train", *overrides, "PYTHON=python3") == sorted(overrides)
+    assert called(venv, "train", *overrides, "PYTHON=python3", "TORCH=cpu") == sorted(overrides)
     assert called(venv, "train", "train.resume=true") == [
         "experiment=quickstart",
         "train.resume=true",
@@ -284,6 +306,33 @@ def test_make_creates_a_missing_environment(tmp_path: Path) -> None:
     assert any("pip install" in line for line in lines)
     assert lines[-1].rstrip().endswith("-m capsule_lab train experiment=quickstart")
     assert not venv.exists()
+
+
+@pytest.mark.parametrize("options", [[], ["TORCH=cpu"]])
+def test_make_hands_the_choice_of_torch_to_uv_or_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    """With and without uv; the programs only print what they were called with."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    environment = tmp_path / "environment"
+    (environment / "bin").mkdir(parents=True)
+    echo = shutil.which("echo") or ""
+    (environment / "bin" / "python").symlink_to(echo)
+    for name in ("sh", "cat", "sed"):
+        (programs / name).symlink_to(shutil.which(name) or "")
+    maker = shutil.which("make") or ""
+    command = [maker, "setup", f"VENV={environment}", "PYTHON=true", *options]
+    variables = {"PATH": str(programs)}
+    (programs / "true").symlink_to(shutil.which("true") or "")
+    without = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    (environment / ".ready").unlink(missing_ok=True)
+    (programs / "uv").symlink_to(echo)
+    with_uv = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert with_uv.returncode == 0, with_uv.stderr
+    assert ("--torch-backend=cpu" in with_uv.stdout) is bool(options)
+    assert bool(without.returncode) is bool(options)
+    assert ("TORCH=cpu needs uv" in without.stderr) is bool(options)
 
 
 def test_make_refuses_the_environment_of_another_clone(venv: Path) -> None:

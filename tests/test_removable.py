@@ -15,6 +15,7 @@ CORE = ("capsule_lab", "hydra_plugins", "conf", "sweeps")
 GUESTS = ("capsule_studies", "toynorb", "benchmarks")
 LINES = {
     "capsule_lab/runs/memory.py": ("capsule_lab/commands/training.py", r"^ +.*\bmemory\b.*\n"),
+    "capsule_lab/commands/tables.py": ("capsule_lab/commands/list.py", r"^.*\bin_tables\b.*\n"),
 }
 """Files from which lines that match must be removed, too."""
 RUN = [

@@ -77,6 +77,7 @@ class ProgressLines(Callback):
         self.last = 0.0
         self.interval = min(10, seconds)  # ours
         self.beat_at = 0.0
+        self.validated = False  # since the last line of an epoch
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.left.start(trainer, pl_module)
@@ -98,12 +99,15 @@ class ProgressLines(Callback):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._beat(trainer)
 
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.validated = True
+
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # the previous epoch, whose metrics are complete only now
-        self._line(trainer, trainer.current_epoch, trainer.logged_metrics)
+        self._line_of_epoch(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._line(trainer, trainer.current_epoch, trainer.logged_metrics)
+        self._line_of_epoch(trainer)
         self._end(trainer)
 
     def on_exception(
@@ -125,6 +129,16 @@ class ProgressLines(Callback):
         if trainer.is_global_zero:
             with suppress(OSError):
                 (Path(trainer.default_root_dir) / results.HEARTBEAT).unlink(missing_ok=True)
+
+    def _line_of_epoch(self, trainer: L.Trainer) -> None:
+        """Log a line with the metrics of the epoch; the Trainer also keeps those of an earlier validation."""
+        metrics = dict(trainer.logged_metrics)
+        if not self.validated:
+            for name in trainer.logged_metrics:
+                if name.startswith("val/"):
+                    del metrics[name]
+        self.validated = False
+        self._line(trainer, trainer.current_epoch, metrics)
 
     def _line(self, trainer: L.Trainer, epoch: int, metrics: Mapping[str, Any]) -> None:
         self.last = time.monotonic()

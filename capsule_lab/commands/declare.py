@@ -31,12 +31,13 @@ from capsule_lab.errors import InterruptError, printable
 from capsule_lab.runs import lock, results
 from capsule_lab.runs.directories import is_first_process
 from capsule_lab.runs.files import write_record
+from capsule_lab.runs.select_run import last_finished
 from capsule_lab.system import protocol
 from capsule_lab.system.environment import package_version, set_program
 from capsule_lab.system.hydra_internals import errors_are_raised
 from capsule_lab.system.signals import install, interruptible, restore
 from capsule_lab.system.slurm import requeue
-from capsule_lab.system.terminal import usable_streams
+from capsule_lab.system.terminal import as_typed, usable_streams
 
 CommandOptions = TypeVar("CommandOptions", bound=Options)
 Function = Callable[[CommandOptions], Mapping[str, Any] | None]
@@ -101,6 +102,7 @@ class RunnableCommand(Command):
                 with interruptible():
                     check_options(config, self)
                     check_required(config, self)
+                    self._find_last(config)
                     self.check(config)
                     self._run(self.options.read(config))
             except Exception as error:  # Hydra would print a traceback
@@ -112,6 +114,12 @@ class RunnableCommand(Command):
             hydra.main(
                 version_base="1.3", config_path=str(folders.conf_dir()), config_name=self.name
             )(job)()
+
+    def _find_last(self, config: DictConfig) -> None:
+        """Replace ``ckpt=last`` and the like, so that messages and records name the run."""
+        for key in self.runs:
+            if OmegaConf.select(config, key) == "last":
+                OmegaConf.update(config, key, str(as_typed(last_finished())))
 
     def _exit_if_user_error(self, error: Exception) -> None:
         message = user_message(error, self, sys.argv[1:])

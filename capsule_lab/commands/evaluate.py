@@ -42,7 +42,8 @@ class EvaluateOptions(Options):
     """Options of ``evaluate``."""
 
     ckpt: Weights
-    """A run directory (its best checkpoint), a .ckpt file, or the name of ready weights."""
+    """A run directory (its best checkpoint), a .ckpt file, the name of ready weights, or last: the
+    latest finished run."""
     split: Literal["test", "val"] = "test"
     """The official test set, or the validation images."""
     couplings: Couplings = "trained"

@@ -19,7 +19,8 @@ class ExportOptions(Options):
     """Options of ``export``."""
 
     ckpt: Weights
-    """A run directory (its best checkpoint), a .ckpt or .safetensors file, or the name of ready weights."""
+    """A run directory (its best checkpoint), a .ckpt or .safetensors file, the name of ready weights, or last: the
+    latest finished run."""
     to: Literal["onnx", "torch_export", "safetensors", "hub"] = "onnx"
     """torch_export: for torch.export.load; safetensors: weights and configuration for capsule_lab.load;
     hub: a folder with these and a model card, to publish."""

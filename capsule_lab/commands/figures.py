@@ -32,7 +32,8 @@ class FiguresOptions(Options):
     """Options of ``figures``."""
 
     run: Weights
-    """A run directory (its best checkpoint), a .ckpt file, or the name of ready weights."""
+    """A run directory (its best checkpoint), a .ckpt file, the name of ready weights, or last: the
+    latest finished run."""
     trust: Trusted = Field([])
     """Your own packages that the checkpoint may name, such as the one with your routing;
     safetensors refuses files that must be unpickled."""

@@ -14,15 +14,15 @@ from rich.console import Console
 
 from capsule_lab import runs
 from capsule_lab.commands.declare import command
+from capsule_lab.commands.tables import in_tables
 from capsule_lab.config import presets
-from capsule_lab.config.declaration import Count, Options
+from capsule_lab.config.declaration import Count, Options, Place
 from capsule_lab.errors import printable
 from capsule_lab.runs import lock
-from capsule_lab.system.terminal import aligned, differences
+from capsule_lab.system.terminal import aligned, cut, differences
 
-HEADINGS = ("run", "state", "test error", "val error", "data", "last written", "overrides")
-_OPTIONAL = ("last written", "val error")
-"""Columns that are left out on a narrow terminal."""
+HEADINGS = ("run", "state", "test error", "val error", "data", "last written")
+_LEAST = 20  # ours: characters for overrides beside the columns; with fewer, they are on a line of their own
 
 
 class ListOptions(Options):
@@ -43,17 +43,16 @@ def main(options: ListOptions) -> None:
         text = f"no matching runs in {runs.directories.root()}"
         console.print(text, soft_wrap=True, markup=False)
         return
-    shared, differing = differences([run.overrides for run in matching])
     best = _best(matching)
-    rows = []
-    for run, overrides in zip(matching, differing, strict=True):
-        rows.append([*_row(run, is_best=run.directory in best), shlex.join(overrides)])
+    cells = {}
+    for run in matching:
+        is_best = run.directory in best
+        cells[run.directory] = _row(run, is_best=is_best)
+    groups = _groups(matching)
     has_width = console.is_terminal or "COLUMNS" in os.environ
-    lines = _lines(rows, console.width if has_width else None)
-    if any(" *" in row[HEADINGS.index("val error")] for row in rows):
+    lines = _lines(groups, cells, console.width if has_width else None)
+    if any(" *" in row[HEADINGS.index("val error")] for row in cells.values()):
         lines.append("* lowest validation error of runs with the same data")
-    if shared:
-        lines.append(f"all runs have {shlex.join(shared)}")
     lines += _differences([run.overrides for run in matching])
     console.print("\n".join(map(printable, lines)), soft_wrap=True, markup=False)
 
@@ -86,14 +85,68 @@ def _matching(text: str) -> list[_Listed]:
     return found
 
 
-def _lines(rows: Sequence[list[str]], width: int | None) -> list[str]:
-    """Return the lines of the table; without optional columns where it would be wider than the terminal."""
-    lines = aligned([HEADINGS, *rows])
-    for left_out in _OPTIONAL:
-        if width is not None and max(map(len, lines)) > width:
-            for row in rows:
-                row[HEADINGS.index(left_out)] = ""
-            lines = aligned([HEADINGS, *rows])
+class _Group(NamedTuple):
+    """Runs of one table, or of none.
+
+    Attributes:
+        title: the table, and the overrides that all of these runs have besides those of the table.
+        runs: the run directories with the text of their other overrides, after the name of the row.
+    """
+
+    title: str
+    runs: dict[Path, str]
+
+
+def _groups(listed: Sequence[_Listed]) -> list[_Group]:
+    """Group runs by their table; the group with the most recent run is the last."""
+    places = [Place(run.overrides) for run in listed]
+    places = in_tables(places)
+    members: dict[str, list[tuple[_Listed, Place]]] = {}
+    for run, place in zip(listed, places, strict=True):
+        name = f"runs of table {place.table}" if place.table else "other runs"
+        members[name] = [*members.pop(name, []), (run, place)]
+    if [*members] == ["other runs"]:
+        members = {"all runs": members["other runs"]}
+    groups = []
+    for name, group in members.items():
+        shared, differing = differences([place.own for _, place in group])
+        texts = {}
+        for (run, place), own in zip(group, differing, strict=True):
+            text = shlex.join(own)
+            if place.row:
+                text = f"{place.row}: {text}"
+            texts[run.directory] = text
+        title = name
+        if shared:
+            title += f" have {shlex.join(shared)}"
+        groups.append(_Group(title, texts))
+    return groups
+
+
+def _lines(
+    groups: Sequence[_Group], cells: Mapping[Path, list[str]], width: int | None
+) -> list[str]:
+    """Return the lines of the table: all columns, then the overrides, cut to the width of the terminal."""
+    heading, *rows = aligned([HEADINGS, *cells.values()])
+    row_of = dict(zip(cells, rows, strict=True))
+    longest = max(map(len, [heading, *rows]))
+    start = longest + len("  ")
+    beside = width is None or width - start >= _LEAST
+    lines = [heading]
+    if beside:
+        lines = [f"{heading:{start}}overrides"]
+    for group in groups:
+        if group.title != "all runs":
+            lines.append(group.title)
+        for directory, overrides in group.runs.items():
+            row = row_of[directory]
+            if beside:
+                line = f"{row:{start}}{overrides}"
+                lines.append(cut(line.rstrip(), width))
+            else:
+                lines.append(row)
+                if overrides:
+                    lines.append(cut(f"  {overrides}", width))
     return lines
 
 
@@ -118,6 +171,7 @@ def _row(run: _Listed, *, is_best: bool) -> list[str]:
         val_error += " *"
     source = metrics.get("provenance", {}).get("source", "")
     written = datetime.fromtimestamp(_written(directory / "config.yaml"))
+    is_today = written.date() == datetime.now().date()
     state = metrics.get("status") or _unfinished(directory)
     return [
         directory.name,
@@ -125,7 +179,7 @@ def _row(run: _Listed, *, is_best: bool) -> list[str]:
         test_error,
         val_error,
         source,
-        written.strftime("%Y-%m-%d %H:%M"),
+        written.strftime("%H:%M" if is_today else "%Y-%m-%d"),
     ]
 
 

@@ -34,7 +34,8 @@ class PredictOptions(Options):
     """Options of ``predict``."""
 
     ckpt: Weights
-    """A run directory (its best checkpoint), a .ckpt or .safetensors file, or the name of ready weights."""
+    """A run directory (its best checkpoint), a .ckpt or .safetensors file, the name of ready weights, or last: the
+    latest finished run."""
     images: Paths
     """Pictures and folders, separated by commas."""
     to: Literal["table", "json", "csv"] = "table"

@@ -78,11 +78,15 @@ def _print(
     planned: Sequence[str],
 ) -> None:
     from capsule_lab.tables import comparison_formats, formats
+    from capsule_lab.tables.progress import running
 
     for shown in formats.on_terminal(table, entries):
         console.print(shown)
     if answers:
         console.print(comparison_formats.on_terminal(answers))
+    for run in running(entries):
+        line = f"{run.cell.name}  {run.bar}  {run.text}"
+        console.print(printable(line), markup=False, soft_wrap=True)
     for line in [*formats.remarks(entries), *formats.failures(entries), *planned]:
         console.print(printable(line), markup=False, soft_wrap=True)
 
@@ -106,7 +110,9 @@ def _write(
         ".csv": formats.as_csv(formats.as_frame(entries)),
         "_runs.csv": formats.as_csv(formats.runs_frame(entries)),
         ".tex": formats.as_latex(table, entries, answers),
-        ".html": formats.as_page(table, entries, command_line, costs, figures, answers),
+        ".html": formats.as_page(
+            table, entries, command_line, costs, figures, answers, folder.absolute()
+        ),
     }
     if answers:
         texts["_comparisons.csv"] = formats.as_csv(comparison_formats.as_frame(answers))

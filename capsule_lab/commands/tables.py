@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from capsule_lab.commands import load, measuring
-from capsule_lab.config.declaration import Options
+from capsule_lab.config.declaration import Options, Place
+from capsule_lab.config.folders import sweeps_dir
+from capsule_lab.errors import TableError
 from capsule_lab.tables import reader
-from capsule_lab.tables.schema import Commands, Table
+from capsule_lab.tables.expand import merged
+from capsule_lab.tables.schema import Column, Commands, Row, Table
 
 
 class TableOptions(Options):
@@ -38,3 +41,56 @@ def selected_table(options: TableOptions) -> Table:
     """Read the table, with only the rows, columns and seeds that the options name."""
     table = read_table(options.table, options.overrides)
     return reader.select(table, rows=options.rows, columns=options.columns, seeds=options.seeds)
+
+
+def in_tables(places: Sequence[Place]) -> list[Place]:
+    """Return the places of runs, whose overrides are known, in the tables of ``sweeps/``.
+
+    A sweep gives the overrides of base, column and row in this order, then others and the seed; of several rows with
+    these overrides, the one with most of them is returned. Tables that cannot be read are passed over.
+    """
+    texts = set()
+    for place in places:
+        if _has_seed(place.own):
+            texts.add(place.own[0])
+    tables = [*_tables_with(texts)]
+    return [_place_of(place.own, tables) for place in places]
+
+
+def _has_seed(overrides: Sequence[str]) -> bool:
+    return any(override.startswith("seed=") for override in overrides)
+
+
+def _tables_with(texts: set[str]) -> Iterator[Table]:
+    """Yield the tables whose files contain one of the texts; to read all of them takes a second."""
+    for file in sorted(sweeps_dir().glob("*.yaml")):
+        content = file.read_text(encoding="utf-8", errors="replace")
+        if any(map(content.__contains__, texts)):
+            try:
+                yield read_table(file)
+            except TableError:
+                continue
+
+
+def _place_of(overrides: Sequence[str], tables: Sequence[Table]) -> Place:
+    best = Place([*overrides])
+    for table in tables:
+        for row in table.rows:
+            for column in table.columns:
+                own = _own(overrides, table, row, column)
+                if own is not None and len(own) < len(best.own):
+                    name = row.name
+                    if column.overrides:
+                        name += f"/{column.name}"
+                    best = Place(own, table.name, name)
+    return best
+
+
+def _own(overrides: Sequence[str], table: Table, row: Row, column: Column) -> list[str] | None:
+    """Return what a run of this row has besides the table's overrides; ``None`` if it is not of this row."""
+    if column.name not in row.overrides:
+        return None
+    of_table = merged(table.base, column.overrides, row.overrides[column.name])
+    first = [*overrides[: len(of_table)]]
+    own = [*overrides[len(of_table) :]]
+    return own if first == of_table and _has_seed(own) else None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import environ
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -22,7 +22,7 @@ from capsule_lab.commands.declare import command
 from capsule_lab.config.check import check_run
 from capsule_lab.config.check_options import check_options
 from capsule_lab.config.compose import overrides_of
-from capsule_lab.config.declaration import Expected, FinishedRun, Group, Options, Seed
+from capsule_lab.config.declaration import FinishedRun, Group, Options, Seed, TrainedRun
 from capsule_lab.errors import RunError
 from capsule_lab.runs.summary import summary
 from capsule_lab.system import protocol
@@ -31,8 +31,6 @@ from capsule_lab.system.slurm import was_requeued
 from capsule_lab.system.terminal import as_typed
 
 log = logging.getLogger(__name__)
-
-_TrainedRun = Annotated[str, Expected("a .ckpt file or the directory of a run")]
 
 
 class RunOptions(Options):
@@ -55,8 +53,8 @@ class TrainOptions(Options):
     """The seed of the weights, the order of the images, and their split."""
     class_routing: dict[str, Any] | None = None
     """Options of the class layer that differ from routing; routing=em… sets some."""
-    ckpt: _TrainedRun | None = None
-    """Continue from this checkpoint."""
+    ckpt: TrainedRun | None = None
+    """Continue from this checkpoint; last: that of the latest finished run."""
     trust: Literal["safetensors"] | None = None
     """safetensors: refuse files that must be unpickled, such as ckpt= and CIFAR10's; does not affect results."""
     train: RunOptions = RunOptions()

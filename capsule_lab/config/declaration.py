@@ -34,8 +34,13 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Weights(Expected):
-    """Mark of an option that takes the weights of a network."""
+class _Run(Expected):
+    """Mark of an option that takes a run, also as ``last``: the latest one that has finished."""
+
+
+@dataclass(frozen=True)
+class _Weights(_Run):
+    """Mark of an option that takes the weights of a network, which may belong to no run."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,10 @@ class _Paths(Expected):
 
 Count = Annotated[int, Ge(1)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]  # numpy's limit
-Weights = Annotated[str, _Weights("a run, a file or the name of ready weights")]
+TrainedRun = Annotated[str, _Run("a .ckpt file, the directory of a run, or last")]
+Weights = Annotated[
+    str, _Weights("a run, last for the latest one, a file or the name of ready weights")
+]
 Trusted = list[str] | str | None
 Paths = Annotated[Any, _Paths("files or folders")]
 Group = Annotated[DictConfig, _Group()]
@@ -208,6 +216,20 @@ class FinishedRun(NamedTuple):
         return self.chosen["routing"] not in (None, "none")
 
 
+class Place(NamedTuple):
+    """The row of a table that a run belongs to.
+
+    Attributes:
+        own: overrides of the run besides those of the table.
+        table: the name of the table; empty if there is none.
+        row: the name of the row, with that of the column if columns are trained apart.
+    """
+
+    own: list[str]
+    table: str = ""
+    row: str = ""
+
+
 @dataclass(frozen=True)
 class Command:
     """A command: ``capsule-lab <name> key=value …``.
@@ -247,6 +269,11 @@ class Command:
     def paths(self) -> list[str]:
         """The options that take several paths, separated by commas."""
         return [option.key for option in self.options.own() if has_mark(option.annotation, _Paths)]
+
+    @property
+    def runs(self) -> list[str]:
+        """The options that take one run."""
+        return [option.key for option in self.options.own() if has_mark(option.annotation, _Run)]
 
     @property
     def other_weights(self) -> list[str]:

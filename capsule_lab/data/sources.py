@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from abc import ABC, abstractmethod
@@ -98,13 +99,15 @@ class PublishedFiles(AbstractSource):
 def choose_source(
     option: str, real: AbstractSource, standin: AbstractSource | None, name: str
 ) -> AbstractSource:
-    """Return ``real`` or ``standin``, after finding its images; log a warning if it is the stand-in.
+    """Return ``real`` or ``standin``, after finding its images; log a warning, once, if it is the stand-in.
 
     ``option`` is ``"auto"``, ``"real"`` or ``"standin"``; ``name`` is the data set's class, for messages. Raise a
     ``MissingDataError`` or ``MissingPackageError`` of ``find`` if there is no stand-in or ``option`` is ``"real"``; a
     ``DataError`` if files are damaged, or ``option`` is ``"standin"`` and there is no stand-in.
     """
-    reason = "data.source is standin"
+    reason = (
+        "data.source is standin; data.source=auto uses the real set, and downloads it if it can"
+    )
     if option != "standin":
         try:
             real.find()
@@ -117,10 +120,15 @@ def choose_source(
         else:
             return real
     if standin is None:
-        raise DataError(f"{reason}, and {name} has no stand-in: set data.source=real")
-    log.warning("STAND-IN DATA, not the real set: %s", reason)
+        raise DataError(f"data.source is standin, and {name} has no stand-in: set data.source=real")
+    _announce(f"stand-in data for {name.removesuffix('DataModule')}, not the real set: {reason}")
     standin.find()
     return standin
+
+
+@functools.cache  # once per process: a notebook opens the same data for every figure
+def _announce(text: str) -> None:
+    log.warning("%s", text)
 
 
 def tensor_hash(images: Images) -> str:

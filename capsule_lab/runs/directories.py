@@ -30,11 +30,12 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config.identity import config_hash as config_hash
-from capsule_lab.errors import RunError, one_line
+from capsule_lab.errors import RunError, closest, one_line
 from capsule_lab.runs import ready_weights
 from capsule_lab.system import protocol
 from capsule_lab.system.environment import is_first_process as is_first_process
 from capsule_lab.system.files import atomically, expanded, leads_out, open_regular
+from capsule_lab.system.terminal import as_typed
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,37 @@ _WRITTEN = ("analyses", "attacks", "checkpoints", "evaluations", "figures", "tra
 def root() -> Path:
     """Return the folder of all run directories: ``$CAPSULE_LAB_RUNS``, else ``runs``."""
     return expanded(os.environ.get(protocol.RUNS) or "runs").absolute()
+
+
+def locate(path: str | Path) -> Path:
+    """Return the file of ready weights with this name, else the run directory or file at ``path``.
+
+    Raises:
+        RunError: if there is none, or if the file of ready weights is not that of the index.
+    """
+    names = [*ready_weights.index()]
+    if str(path) in names:
+        return ready_weights.file_of(str(path))
+    found = expanded(path)
+    if found.exists():
+        return found
+    known = f"expected a path that exists, or one of {', '.join(names)}"
+    close = closest(str(path), [*names, *_with_weights()])
+    if not names:
+        known = "this version has no ready weights"
+    if close:
+        known = f"did you mean {close}? Options: {', '.join(names)}, or a run"
+    raise RunError(
+        f"{path} is neither the name of ready weights nor a run directory or file; {known}"
+    )
+
+
+def _with_weights() -> list[str]:
+    """Return the run directories that have weights, as a user would type them."""
+    names = []
+    for folder in root().glob("*/checkpoints"):
+        names.append(str(as_typed(folder.parent)))
+    return names
 
 
 def find_checkpoint(path: str | Path, *names: str) -> Path:
@@ -73,8 +105,11 @@ def find_checkpoint(path: str | Path, *names: str) -> Path:
             f"{path} is the name of ready weights, which cannot be trained further as they have no optimizer's state; "
             "expected a .ckpt file or the directory of a run, runs/… (evaluate, predict and the like take the name)"
         )
+    others = {*_with_weights()} - {str(path)}
+    close = closest(str(path), sorted(others))
+    meant = f"did you mean {close}? Otherwise, " if close else ""
     raise RunError(
-        f"no checkpoint at {path}; expected a .ckpt file or the directory of a run, runs/…"
+        f"no checkpoint at {path}; {meant}expected a .ckpt file or the directory of a run, runs/…"
     )
 
 

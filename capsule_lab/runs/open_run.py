@@ -256,7 +256,7 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
             as the package of your networks, routings or data. ``"safetensors"`` refuses files that must be unpickled:
             checkpoints other than ``.safetensors``, and CIFAR10's.
     """
-    file = directories.find_checkpoint(ready_weights.locate(path))
+    file = directories.find_checkpoint(directories.locate(path))
     checkpoints.check_pickles(file, trust)
     directory = directories.directory_of(file)
     if str(path) in ready_weights.index():

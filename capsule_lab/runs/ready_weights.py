@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from capsule_lab.errors import RunError, closest, one_line, suggest
+from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.files import sha256
 from capsule_lab.system.extras import require
-from capsule_lab.system.files import expanded
 
 INDEX = Path(__file__).with_name("ready") / "index.json"
 
@@ -39,29 +38,9 @@ def entry_of(file: Path) -> dict[str, Any] | None:
     return next((entry for entry in index().values() if entry["sha256"] == digest), None)
 
 
-def locate(path: str | Path) -> Path:
-    """Return the file of ready weights with this name, else the run directory or file at ``path``.
-
-    Raises:
-        RunError: if there is none, or if the file of ready weights is not that of the index.
-    """
-    entries = index()
-    if str(path) in entries:
-        return _file(str(path), entries[str(path)])
-    found = expanded(path)
-    if found.exists():
-        return found
-    known = f"expected a path that exists, or one of {', '.join(entries)}"
-    if not entries:
-        known = "this version has no ready weights"
-    elif closest(str(path), entries):
-        known = suggest(str(path), entries)
-    raise RunError(
-        f"{path} is neither the name of ready weights nor a run directory or file; {known}"
-    )
-
-
-def _file(name: str, entry: Mapping[str, Any]) -> Path:
+def file_of(name: str) -> Path:
+    """Return the file of ready weights with this name; ``RunError`` if it is not that of the index."""
+    entry = index()[name]
     path = INDEX.with_name(entry["file"])
     if not path.is_file():
         path = _download(name, entry)

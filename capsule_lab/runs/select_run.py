@@ -15,9 +15,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from capsule_lab.errors import RunError
 from capsule_lab.runs.checkpoints import read
-from capsule_lab.runs.directories import attempts, config_hash
-from capsule_lab.runs.results import read_result
+from capsule_lab.runs.directories import attempts, config_hash, root
+from capsule_lab.runs.results import read_metrics, read_result
 from capsule_lab.runs.trust import plain_value
 
 FinishedRun = tuple[Path, dict[str, Any]]
@@ -50,6 +51,19 @@ def finished_with_hash(fingerprint: str) -> FinishedRun | None:
     """Return directory and result of the latest finished run with this hash, preferably on real data."""
     finished = _finished(fingerprint)
     return finished[0] if finished else None
+
+
+def last_finished() -> Path:
+    """Return the directory of the run that finished last and has weights; ``RunError`` if there is none."""
+    files = root().glob("*/metrics.json")
+    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+        directory = file.parent
+        if any(directory.glob("checkpoints/*.ckpt")) and read_metrics(directory):
+            return directory
+    raise RunError(
+        f"last is the latest finished run, but {root()} has none with weights; expected one: train it, or name another "
+        "run or file"
+    )
 
 
 def _finished(fingerprint: str) -> list[FinishedRun]:

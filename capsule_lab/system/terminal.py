@@ -48,6 +48,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
 
 
+def cut(line: str, width: int | None) -> str:
+    """Return a line, with an ellipsis at its end if it is longer than the terminal, whose width may be unknown."""
+    if width is None or len(line) <= width:
+        return line
+    return f"{line[: width - 1]}…"
+
+
 def differences(overrides: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
     """Return the overrides that several runs share, and the other overrides of each run."""
     first, *others = overrides

@@ -8,19 +8,20 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from capsule_lab import statistics
 from capsule_lab.analysis.axes import LINE, SIZE, add_heading, wrapped
 from capsule_lab.errors import printable
 from capsule_lab.tables.comparisons import Compared
 from capsule_lab.tables.summary import Entry, Point, panels
+from capsule_lab.tables.terminal_formats import Row, Sheet
 
 HEADINGS = [
     "", "column", "difference", "95 % interval", "p", "p (Holm)", "g", "n", "detectable", "n needed", "equal within",
     "planned", "test",
 ]  # fmt: skip
+TEXTS = ("", "column", "test")
+"""Columns that are aligned at the left."""
 EXPLANATION = (
     "Difference: first row minus second. p (Holm): corrected for the comparisons of the family in this report. g: "
     "Hedges' g. detectable: the smallest difference that n runs find with a power of 80 %. n needed: runs that find "
@@ -68,17 +69,21 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
-def on_terminal(compared: Sequence[Compared]) -> RichTable:
-    """Return a table with one line per comparison."""
-    title = Text("Comparisons", style="table.title")
-    rich = RichTable(title=title, title_justify="left", caption=EXPLANATION)
-    for heading in HEADINGS:
-        is_text = heading in ("", "column", "test")
-        rich.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+def on_terminal(compared: Sequence[Compared]) -> Sheet:
+    """Return a sheet with a row for each comparison, named by the comparison and the names of its rows."""
+    rows = []
+    for line, row in zip(compared, rows_of(compared), strict=True):
+        label = f"{line.comparison.name}: {line.by('name')}" + ("" if line.real else " (stand-in)")
+        rows.append(Row([label, *row.cells[1:]], row.style))
+    return Sheet("Comparisons", HEADINGS, rows, TEXTS, caption=EXPLANATION)
+
+
+def rows_of(compared: Sequence[Compared]) -> list[Row]:
+    """Return a row for each comparison; significant differences are bold."""
+    rows = []
     for line in compared:
-        cells = map(Text, cells_of(line))
-        rich.add_row(*cells, style="bold" if line.is_significant else None)
-    return rich
+        rows.append(Row(cells_of(line), "bold" if line.is_significant else ""))
+    return rows
 
 
 def as_frame(compared: Sequence[Compared]) -> pd.DataFrame:

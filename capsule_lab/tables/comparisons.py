@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,9 +59,13 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """Names of both rows, with their columns if these differ."""
-        row, column = self.first.row.label, self.first.column.label
-        other_row, other_column = self.second.row.label, self.second.column.label
+        """Labels of both rows, with those of their columns if these differ."""
+        return self.by("label")
+
+    def by(self, key: Literal["label", "name"]) -> str:
+        """Return ``name``, or the same with the short names of rows and columns."""
+        row, column = getattr(self.first.row, key), getattr(self.first.column, key)
+        other_row, other_column = getattr(self.second.row, key), getattr(self.second.column, key)
         if self.first.column == self.second.column:
             return f"{row} against {other_row}"
         if self.first.row == self.second.row:

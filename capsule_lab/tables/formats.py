@@ -6,18 +6,18 @@ import base64
 import io
 import logging
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from capsule_lab.analysis.axes import show_dollar_signs
 from capsule_lab.analysis.curves import curves_of_runs, read_curves
@@ -27,6 +27,7 @@ from capsule_lab.system.files import read_regular
 from capsule_lab.tables import comparison_formats
 from capsule_lab.tables.cells import FAILED
 from capsule_lab.tables.comparisons import Compared
+from capsule_lab.tables.progress import running
 from capsule_lab.tables.schema import Table
 from capsule_lab.tables.summary import (
     NOT_REACHED,
@@ -38,6 +39,8 @@ from capsule_lab.tables.summary import (
     runs_of,
     values_of,
 )
+from capsule_lab.tables.terminal_formats import Row as SheetRow
+from capsule_lab.tables.terminal_formats import Sheet, filled_columns
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +65,8 @@ _FORMULA = tuple("=+-@")  # text with such a beginning is a formula in spreadshe
 HEADINGS = [
     "", "published", "ours", "n", "difference", "standin", "n standin", "minutes", "parameters", "runs",
 ]  # fmt: skip
+TEXTS = ("", "runs")
+"""Columns that are aligned at the left."""
 
 
 def cells_of(entry: Entry) -> list[str]:
@@ -89,20 +94,20 @@ def _with_size(value: object, partial_test: str) -> str:
     return f"{value} (partial test: {partial_test})" if partial_test else str(value)
 
 
-def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
-    """Return one table for each column of the paper's table."""
-    shown = []
+def on_terminal(table: Table, entries: Sequence[Entry]) -> list[Sheet]:
+    """Return a sheet for each column of the paper's table, to be printed with rich."""
+    sheets = []
     for label, part in by_column(entries).items():
-        title = Text(f"{printable(table.paper)}\n{printable(label)}", style="table.title")
-        rich = RichTable(title=title, title_justify="left")
-        for heading in HEADINGS:
-            is_text = heading in ("", "runs")
-            rich.add_column(heading, justify="left" if is_text else "right")
-        for entry in part:
-            cells = map(Text, cells_of(entry))
-            rich.add_row(*cells, style="red" if "failed" in entry.state else None)
-        shown.append(rich)
-    return shown
+        title = f"{printable(table.paper)}\n{printable(label)}"
+        sheets.append(Sheet(title, HEADINGS, _rows(part), TEXTS))
+    return sheets
+
+
+def _rows(part: Sequence[Entry]) -> list[SheetRow]:
+    rows = []
+    for entry in part:
+        rows.append(SheetRow(cells_of(entry), "red" if "failed" in entry.state else ""))
+    return rows
 
 
 def as_markdown(
@@ -294,10 +299,12 @@ def as_page(
     costs: Figure | None = None,
     attacks: Mapping[str, Figure] | None = None,
     answers: Sequence[Compared] = (),
+    folder: Path | None = None,
 ) -> str:
     """Format as a self-contained HTML page: tables, curves of every run, figures of the best runs, commands.
 
     ``command`` creates the page; ``costs`` is from ``error_against_time``, ``attacks`` from ``figures_by_command``.
+    With the ``folder`` of the page, the names of run directories are links, relative to it.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -306,33 +313,51 @@ def as_page(
     )
     runs = runs_frame(entries).drop(columns=["hardware", "precision"], errors="ignore")
     runs = runs.astype(object).fillna("").replace(math.inf, NOT_REACHED)
+    runs = runs.loc[:, (runs != "").any()]
     drawn = {
         "Differences": comparison_formats.differences(answers),
         "Runs": comparison_formats.runs_as_dots(entries),
     }
     curves = {title: curves_of_runs(files) for title, files in _curves(entries).items()}
+    links = {}
+    for run in runs_of(entries):
+        if folder is not None:
+            links[run.directory.name] = _link(run.directory, folder)
+    parts = {}
+    for label, part in by_column(entries).items():
+        parts[label] = _rows(part)
     return environment.get_template("page.html").render(
         table=table,
         command=command,
         headings=HEADINGS,
-        parts=by_column(entries),
-        cells_of=cells_of,
+        texts=TEXTS,
+        parts=parts,
+        filled_columns=filled_columns,
+        entries=entries,
+        running=running(entries),
         notes=notes(entries),
         remarks=remarks(entries),
         failures=failures(entries),
         costs=costs,
-        answers=answers,
+        answers=comparison_formats.rows_of(answers),
         comparison_headings=comparison_formats.HEADINGS,
-        comparison_cells_of=comparison_formats.cells_of,
+        comparison_texts=comparison_formats.TEXTS,
         explanation=comparison_formats.EXPLANATION,
         drawn=drawn,
         attacks=attacks or {},
         runs=runs,
+        links=links,
         curves=curves,
+        curves_of_runs=curves_of_runs,
         svg=_svg,
         best=[(run, _figures(run)) for run in best_runs(entries)],
         made=datetime.now(UTC).strftime("%Y-%m-%d"),
     )
+
+
+def _link(directory: Path, folder: Path) -> str:
+    """Return the address of a directory, relative to a page in ``folder``."""
+    return quote(Path(os.path.relpath(directory, folder)).as_posix() + "/")
 
 
 def by_column(entries: Sequence[Entry]) -> dict[str, list[Entry]]:

@@ -32,8 +32,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def lines(caplog: pytest.LogCaptureFixture, clock: Clock, seconds_per_step: float) -> list[str]:
-    """What is logged in a run of two epochs of four steps."""
+def lines(
+    caplog: pytest.LogCaptureFixture,
+    clock: Clock,
+    seconds_per_step: float,
+    validated: tuple[int, ...] = (0, 1),
+) -> list[str]:
+    """What is logged in a run of two epochs of four steps, with a validation after some of them."""
     module, callback = classifier(), ProgressLines(60.0)
     module.total_steps = STEPS
     trainer: Any = SimpleNamespace(global_step=0, current_epoch=0, **OF_EVERY_TRAINER)
@@ -48,6 +53,8 @@ def lines(caplog: pytest.LogCaptureFixture, clock: Clock, seconds_per_step: floa
                 clock.now += seconds_per_step
                 callback.on_train_batch_end(trainer, module, {"loss": 0.25}, None, batch)
             trainer.logged_metrics = METRICS
+            if epoch in validated:
+                callback.on_validation_end(trainer, module)
         trainer.current_epoch = 2
         callback.on_train_end(trainer, module)
     return caplog.messages
@@ -58,6 +65,14 @@ def test_a_line_for_each_epoch(caplog: pytest.LogCaptureFixture, clock: Clock) -
         "epoch 1  step 4/8  loss 0.5  error 44.00 %, val 12.35 %  left 0:00:04",
         "epoch 2  step 8/8  loss 0.5  error 44.00 %, val 12.35 %  left 0:00:00",
     ]
+
+
+def test_validation_error_is_only_in_the_line_of_the_epoch_that_validated(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
+    first, second = lines(caplog, clock, 1, validated=(0,))
+    assert "val 12.35 %" in first
+    assert "loss 0.5  error 44.00 %  left" in second
 
 
 def test_a_long_epoch_has_more_lines_and_the_first_comes_early(

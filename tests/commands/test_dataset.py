@@ -108,7 +108,7 @@ def test_stand_in_is_announced_if_there_is_no_network(
     assert (ended.status, ended.err) == (0, "")
     lines = ended.out.splitlines()
     beginnings = [line.split(":")[0] for line in lines]
-    assert beginnings == ["downloading https", "STAND-IN DATA, not the real set", "mnist"]
+    assert beginnings == ["downloading https", "stand-in data for MNIST, not the real set", "mnist"]
     assert lines[-1].startswith("mnist: stand-in for MNIST")
 
 

@@ -68,7 +68,7 @@ def test_options_are_declared_with_key_default_and_sentence(example: Any) -> Non
     assert example.other_weights == ["source"]
 
 
-OF_WEIGHTS = "a run, a file or the name of ready weights"
+OF_WEIGHTS = "a run, last for the latest one, a file or the name of ready weights"
 SEEDS = "a whole number, 0 to 4294967295, or null"
 
 

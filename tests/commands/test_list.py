@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.commands import compose
+from capsule_lab.commands import compose, tables
+from capsule_lab.commands.tables import read_table
 from capsule_lab.errors import RunError
 from capsule_lab.runs import directories, lock, results
 from capsule_lab.runs.results import write_failure
@@ -80,7 +82,7 @@ def test_list_shows_state_errors_and_overrides(cli: Cli, folders: dict[str, Path
     assert warning.startswith(f"{damaged_result} is damaged")
     columns = " ".join(heading.split())
     assert columns == "run state test error val error data last written overrides"
-    name, *finished, _time, overrides = first.split()
+    name, *finished, overrides = first.split()
     assert name == folders["finished"].name
     assert finished == ["finished", "4.50", "%", "3.25", "%", "standin", "2023-11-14"]
     assert overrides == "seed=1"
@@ -161,21 +163,75 @@ def test_options_filter_the_list(cli: Cli) -> None:
     assert "last is 0; expected a whole number, 1 or more" in refused
 
 
-def test_names_are_never_cut_on_a_narrow_terminal(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
+LONG = [
+    ["routing.iterations=1", "callbacks.best=null", "data.eval_images=100", "data.batch_size=77"],
+    ["routing.iterations=2", "callbacks.last=null", "data.eval_images=200", "data.batch_size=99"],
+]
+
+
+def created_with(overrides: list[str]) -> Path:
+    config = compose("train", overrides)
+    directory = directories.choose_directory(config, "capsnet-mnist")
+    directories.create_directory(directory, config, overrides)
+    return directory
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_columns_stay_and_overrides_are_cut_to_the_terminal(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     shared = ["data.source=standin", "debug=smoke"]
-    expected = {}
-    for own in (
-        ["routing.iterations=1", "callbacks.best=null"],
-        ["routing.iterations=2", "callbacks.last=null"],
-    ):
-        config = compose("train", [*shared, *own])
-        directory = directories.choose_directory(config, "capsnet-mnist")
-        directories.create_directory(directory, config, [*shared, *own])
-        expected[directory.name] = ["not", "finished", *own]
-    monkeypatch.setenv("COLUMNS", "80")
-    heading, *rows, last = cli("list").out.splitlines()
-    assert heading.split() == ["run", "state", "overrides"], "without the time of the last change"
-    assert rows_of(rows) == expected
-    assert last == "all runs have data.source=standin debug=smoke"
+    names = []
+    for own in LONG:
+        directory = created_with([*shared, *own])
+        write_result(directory, FINISHED)
+        names.append(directory.name)
+    monkeypatch.setenv("COLUMNS", str(width))
+    heading, group, *lines = cli("list").out.splitlines()
+    assert group == "all runs have data.source=standin debug=smoke"
+    columns = "run state test error val error data last written"
+    assert " ".join(heading.split()).startswith(columns)
+    assert max(map(len, lines)) <= width
+    rows = rows_of(lines)
+    shown_lines = [line for line in lines if "iterations" in line]
+    for name, own, shown in zip(names, LONG, shown_lines, strict=True):
+        assert rows[name][:4] == ["finished", "4.50", "%", "3.25"]
+        if width == 80:
+            assert shown == "  " + " ".join(own)[:77] + "…"
+        else:
+            assert shown.endswith("…"), "beside the columns"
+            assert shown.startswith(name)
+    monkeypatch.setenv("COLUMNS", "200")
+    listed = cli("list").out
+    for own in LONG:
+        assert " ".join(own) in listed
+
+
+def test_runs_of_a_table_are_under_its_name_with_the_names_of_their_rows(cli: Cli) -> None:
+    table = read_table("smoke")
+    of_row = {}
+    for row in table.rows:
+        for seed in (0, 1):
+            own = [*row.overrides[""], "trainer.max_steps=7", f"seed={seed}"]
+            directory = created_with([*table.base, *own])
+            of_row[directory.name] = [f"{row.name}:", f"seed={seed}"]
+    by_hand = created_with([*table.base[:3], "data.batch_size=4", "seed=1"])
+    os.utime(by_hand / "config.yaml", (NOON, NOON))
+    _, others, first, group, *lines = cli("list").out.splitlines()
+    has = shlex.join([*table.base[:3], "data.batch_size=4", "seed=1"])
+    assert others == "other runs"
+    assert first.endswith(has)
+    assert group == "runs of table smoke have trainer.max_steps=7"
+    rows = rows_of(lines)
+    assert rows.keys() == of_row.keys()
+    for name, words in of_row.items():
+        assert rows[name][-2:] == words
+
+
+def test_table_that_cannot_be_read_does_not_end_the_list(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text("rows: [seed=1")
+    monkeypatch.setattr(tables, "sweeps_dir", lambda: tmp_path)
+    directory = created_with(["seed=1"])
+    assert cli("list").out.splitlines()[1].startswith(directory.name)

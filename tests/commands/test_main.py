@@ -20,7 +20,7 @@ def test_headline_is_the_first_sentence(tmp_path: Path) -> None:
             "The margin of J. Hui's tutorial: 0.1 more per epoch"
         ),
         "# A first look\n#   make train\n": "A first look",
-        "# MLflow, of capsule-lab[mlflow]\n": "MLflow, of capsule-lab\\[mlflow]",
+        "# MLflow, of capsule-lab[mlflow]\n": "MLflow, of capsule-lab[mlflow]",
         "seed: 0\n": "",
     }.items():
         (tmp_path / "option.yaml").write_text(comments)
@@ -30,12 +30,20 @@ def test_headline_is_the_first_sentence(tmp_path: Path) -> None:
 def test_first_argument_names_the_command(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``capsule-lab <command>`` and ``capsule-lab <command>`` are the same."""
     monkeypatch.setenv("COLUMNS", "200")
     in_a_process = interpreter("-m", "capsule_lab", "train", "modle=capsnet", cwd=tmp_path)
     for ended, status, out, err in (
         (call("", "--version"), 0, "capsule-lab ", ""),
         (call("", "--help"), 0, "commands", ""),
+        (call("", "options"), 0, "options", ""),
+        (call("", "options", "logger"), 0, "options: logger=", ""),
+        (call("", "options", "--config-dir", str(tmp_path)), 0, "options: capsule-lab", ""),
+        (
+            call("", "options", "modle"),
+            2,
+            "",
+            "modle is not a configuration group; did you mean model? Options: ",
+        ),
         (
             call("", "trian"),
             2,
@@ -61,4 +69,3 @@ def test_first_argument_names_the_command(
         assert ended.out.replace(" \n", "\n").lstrip().startswith(out)
         assert ended.err.startswith(f"capsule_lab: {err}" if err else "")
         assert ended.err.count("\n") == bool(err)
-        assert out != "commands" or "capsule-lab[mlflow]" in ended.out

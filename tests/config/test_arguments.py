@@ -109,7 +109,9 @@ def test_own_folder_is_searched_by_the_overview(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(MINE.parent)
-    monkeypatch.setattr("sys.argv", ["capsule-lab", "--config-dir", str(MINE)])
+    monkeypatch.setattr(
+        "sys.argv", ["capsule-lab", "options", "routing", "--config-dir", str(MINE)]
+    )
     overview.main()
     printed = " ".join(capsys.readouterr().out.split())
     assert "Routing by the cosines of votes and poses" in printed

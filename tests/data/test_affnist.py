@@ -144,7 +144,7 @@ def test_real_digits_without_affnist_count_as_stand_in(real, caplog):
     (message,) = caplog.messages
     reason = f"affNIST is not in {real / 'affNIST'} and the download"
     instead = "train on real MNIST and test on synthetic affNIST made from its test digits"
-    assert message.startswith(f"STAND-IN DATA, not the real set: {reason}")
+    assert message.startswith(f"stand-in data for AffNIST, not the real set: {reason}")
     assert "no network in tests" in message
     assert instead in message
     assert sorted(path.name for path in real.iterdir()) == ["MNIST"]

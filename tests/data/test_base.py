@@ -149,7 +149,7 @@ def test_data_module_needs_an_eval_transform(source: Any, caplog: pytest.LogCapt
     assert data.uses_standin
     assert data.provenance["name"] == "ramps"
     (message,) = caplog.messages
-    assert message.startswith("STAND-IN DATA, not the real set:")
+    assert message.startswith("stand-in data for Missing, not the real set:")
 
 
 class Own(AbstractDataModule):

@@ -1,6 +1,8 @@
 """Finished runs are reused unless the real data has arrived since, or ``auto`` means another precision here."""
 
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ import pytest
 from capsule_lab import runs
 from capsule_lab.commands import compose
 from capsule_lab.data.mnist import MNISTFiles
+from capsule_lab.runs.select_run import last_finished
 from capsule_lab.tables.cells import DONE, MISSING
 from tests.helpers.commands import Cli
-from tests.helpers.tables import TINY, cells_of, statuses, write_run, write_table
+from tests.helpers.messages import one_sentence
+from tests.helpers.tables import RESULT, TINY, cells_of, statuses, write_run, write_table
 
 STANDIN = {"source": "standin", "name": "stand-in for MNIST"}
 
@@ -168,3 +172,63 @@ def record_as(directory: Path, command: list[str], *, finished: bool) -> str:
     content |= {"config_hash": fingerprint, "provenance": STANDIN}
     metrics.write_text(json.dumps(content if finished else {}))
     return fingerprint
+
+
+@pytest.fixture
+def three_runs() -> Path:
+    """A finished run with weights; after it, one without weights and one that has not finished. Returns the first."""
+    made = {}
+    for number, name in enumerate(["with", "without", "unfinished"]):
+        directory = runs.directories.root() / f"{name}-0000000{number}"
+        (directory / "checkpoints").mkdir(parents=True)
+        if name != "unfinished":
+            result = {**RESULT, "config_hash": f"0000000{number}"}
+            (directory / "metrics.json").write_text(json.dumps(result))
+            os.utime(directory / "metrics.json", (number, number))
+        if name != "without":
+            (directory / "checkpoints" / "best.ckpt").write_text("not a checkpoint")
+        made[name] = directory
+    return made["with"]
+
+
+def test_last_is_the_latest_finished_run_with_weights(three_runs: Path) -> None:
+    assert last_finished() == three_runs
+
+
+OF_COMMANDS = [
+    "evaluate ckpt=last",
+    "figures run=last",
+    "train ckpt=last debug=smoke",
+    "export ckpt=last to=onnx out=a.onnx",
+    "predict ckpt=last images=a.png",
+]
+
+
+@pytest.mark.parametrize("words", OF_COMMANDS)
+def test_every_command_that_takes_a_run_takes_the_last_one(
+    cli: Cli, three_runs: Path, words: str
+) -> None:
+    name, *arguments = words.split()
+    assert f"runs/{three_runs.name}/checkpoints/best.ckpt" in one_sentence(cli(name, *arguments))
+
+
+def test_last_without_a_finished_run_is_one_sentence(cli: Cli) -> None:
+    refused = one_sentence(cli("evaluate", "ckpt=last"))
+    assert "last is the latest finished run, but" in refused
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("evaluate ckpt=runs/with-00000001", "?"),
+        ("evaluate ckpt=with-00000000", "?"),
+        ("train ckpt=runs/with-00000001 debug=smoke", "? Otherwise, expected a .ckpt file"),
+        ("evaluate ckpt=runs/without-00000001", "? Otherwise, expected a .ckpt file"),
+    ],
+)
+def test_run_that_was_probably_meant_is_named(
+    cli: Cli, three_runs: Path, words: str, instead: str
+) -> None:
+    name, *arguments = words.split()
+    refused = one_sentence(cli(name, *arguments))
+    assert re.search(rf"did you mean runs/\w+-0000000\d{re.escape(instead)}", refused)

@@ -94,7 +94,7 @@ def test_auto_takes_the_stand_in_and_says_what_to_install(
     assert choose_source("auto", real, standin, "AffNIST") is standin
     (message,) = caplog.messages
     assert message == (
-        "STAND-IN DATA, not the real set: the reader of affNIST's files needs scipy; install it with: "
+        "stand-in data for AffNIST, not the real set: the reader of affNIST's files needs scipy; install it with: "
         'pip install "capsule-lab[data]"'
     )
     with pytest.raises(MissingPackageError, match="AffNIST has no stand-in"):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,16 @@ def almost_equal(row: str, seed: int) -> Any:
     """Runs of ``a`` are equal; those of ``b`` differ by two images."""
     wrong = 20 if row == "a" else 30 + 2 * seed
     return np.arange(IMAGES) < wrong
+
+
+def test_comparison_on_the_terminal_has_names_instead_of_labels(tmp_path: Path) -> None:
+    (pairs,) = answers(tmp_path, [PAIRS])
+    row = pairs.first.row.model_copy(update={"label": "a long label, three times as long"})
+    sheet = comparison_formats.on_terminal([replace(pairs, first=replace(pairs.first, row=row))])
+    (shown,) = sheet.rows
+    assert shown.cells[0] == "pairs: a against b"
+    (standin,) = comparison_formats.on_terminal([replace(pairs, real=False)]).rows
+    assert standin.cells[0] == "pairs: a against b (stand-in)"
 
 
 PAIRS = {

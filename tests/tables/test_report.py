@@ -6,6 +6,7 @@ import io
 import math
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,10 +20,14 @@ import pytest
 from rich.console import Console
 
 from capsule_lab.commands.tables import read_table as read
+from capsule_lab.runs import directories, lock, results
 from capsule_lab.tables import formats
+from capsule_lab.tables.cells import TrainingCell
 from capsule_lab.tables.expand import STANDIN, expand
+from capsule_lab.tables.progress import Progress
 from capsule_lab.tables.schema import Published, Table
 from capsule_lab.tables.summary import Entry, Mean, Run, best_runs, summarise
+from capsule_lab.tables.terminal_formats import Row, Sheet
 from tests.helpers.commands import ROOT, Cli, python
 from tests.helpers.tables import RESULT, cells_of, entries_of, write_run, write_table
 
@@ -280,6 +285,89 @@ def test_best_run_is_chosen_by_the_first_column(table_file) -> None:
 @pytest.mark.parametrize("part", ["a paper", "1.50 ± 0.707", "1 failed", "reported"])
 def test_report_on_the_terminal(file: Path, entries, part: str) -> None:
     assert part in on_terminal(read(file), entries, width=200)
+
+
+def test_report_on_a_narrow_terminal_has_a_block_for_each_row(file: Path, entries) -> None:
+    """No line is longer than the terminal, and every value is whole, beside its heading."""
+    text = on_terminal(read(file), entries, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    for entry in entries:
+        _, _, block = text.partition(f"\n{entry.row.label}\n")
+        cells = shown(entry)
+        del cells[""]
+        for heading, value in cells.items():
+            assert f"{heading}: {value or '–'}" in block
+    assert text.count("published: ") == len(entries)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_columns_that_are_empty_in_every_row_are_left_out(file: Path, entries, width: int) -> None:
+    text = on_terminal(read(file), entries[1:], width)
+    assert "published" in text
+    assert "runs" in text
+    for heading in ("ours", "difference", "standin", "minutes", "parameters"):
+        assert heading not in text
+        assert f">{heading}</th>" not in formats.as_page(read(file), entries[1:], "")
+
+
+def test_value_wider_than_the_terminal_has_lines_of_its_own(entries) -> None:
+    remark = "a test that has no name of one word"
+    sheet = Sheet("", ["", "n", "test"], [Row(["a", "2", remark])], ())
+    console = Console(file=io.StringIO(), width=20, force_terminal=False)
+    console.print(sheet)
+    _, label, count, *lines = console.file.getvalue().splitlines()
+    assert (label, count.rstrip()) == ("a", "  n: 2")
+    assert " ".join(line.strip() for line in lines) == f"test: {remark}"
+
+
+@pytest.fixture
+def training(file: Path) -> Iterator[TrainingCell]:
+    """The second run of row b trains, a quarter of it is done, and ten minutes are left."""
+    *_, cell = cells_of(file)
+    directory = directories.root() / f"capsnet-mnist-{cell.fingerprint}"
+    directory.mkdir()
+    (directory / "metrics.csv").write_text("step,train/loss\n10,0.5\n30,0.25\n")
+    results.write_heartbeat(directory, 30, 120, 600.2)
+    with lock.cell_lock(cell.fingerprint):
+        yield cell
+    shutil.rmtree(directory)
+
+
+def test_run_that_trains_has_a_bar_with_its_steps_loss_and_time_left(
+    cli: Cli, file: Path, training: TrainingCell
+) -> None:
+    ended = cli("report", f"table={file}")
+    bar = "━" * 5 + "╌" * 15
+    expected = f"{training.name}  {bar}  step 30 of 120, loss 0.25, left 0:10:00"
+    assert expected in ended.out.splitlines()
+    text = (directories.root() / "reports" / "mine.html").read_text()
+    assert f'{training.name} <progress max="120" value="30">' in text
+    _, _, below = text.partition("<h2>Running</h2>")
+    curves = picture_of(Page(below.partition("<h2>")[0]).sources[0])
+    assert training.name.encode() in curves
+
+
+@pytest.mark.parametrize(
+    ("steps", "planned", "bar"),
+    [(0, 0, "╌" * 20), (500, 20, "━" * 20), (-3, 20, "╌" * 20), (3, 4, "━" * 15 + "╌" * 5)],
+)
+def test_bar_of_any_record_has_the_same_length(
+    training: TrainingCell, steps: int, planned: int, bar: str
+) -> None:
+    (directory,) = training.directories
+    results.write_heartbeat(directory, steps, planned, 1e300)
+    beat = results.read_heartbeat(directory)
+    progress = Progress(training, directory, beat)
+    assert progress.bar == bar
+    assert "left 11574 days" in progress.text
+
+
+def test_run_directories_are_links_relative_to_the_page(file: Path, entries) -> None:
+    there = directories.root().parent / "a" / "b"
+    page = Page(formats.as_page(read(file), entries, "", folder=there))
+    for entry in entries:
+        for run in entry.runs:
+            assert f"../../runs/{run.directory.name}/" in page.sources
 
 
 def test_report_as_markdown(file: Path, entries) -> None:
