@@ -164,11 +164,9 @@ def _record(run: runs.Run) -> dict[str, Any]:
 
 def _metrics(run: runs.Run) -> dict[str, Any]:
     """Return the metrics of a run, or of ready weights those of their index."""
-    if run.checkpoint.suffix == ".safetensors":
-        digest = runs.files.sha256(run.checkpoint)
-        for entry in runs.ready_weights.index().values():
-            if entry["sha256"] == digest:
-                return {"test": {"error": entry["error"]}, **entry}
+    entry = runs.ready_weights.entry_of(run.checkpoint)
+    if entry is not None:
+        return {"test": {"error": entry["error"]}, **entry}
     return runs.results.read_metrics(run.directory) or {}
 
 
