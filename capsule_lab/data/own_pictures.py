@@ -113,8 +113,11 @@ class AbstractOwnPictures(AbstractDataModule):
             images.labels.numpy(), validation, self.validation_share, _SPLIT_SEED
         )
 
-    def _setup_training(self) -> None:
-        super()._setup_training()
+    def setup(self, stage: str) -> None:
+        is_loaded = "train" in self.sets
+        super().setup(stage)
+        if stage != "fit" or is_loaded:
+            return
         number = len(self.sets["train"].labels)
         if number < _FEW:
             log.warning(

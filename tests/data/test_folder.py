@@ -403,9 +403,16 @@ def test_half_of_the_training_pictures_are_mirrored(made: Path) -> None:
     assert is_flipped.any()
 
 
-def test_few_pictures_are_mentioned(made: Path, caplog: pytest.LogCaptureFixture) -> None:
-    module(made)
-    assert "24 training pictures are few" in caplog.text
+def test_few_pictures_are_mentioned_once_and_in_training_only(
+    made: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = module(made, stage="validate")
+    data.setup("test")
+    data.setup("fit")
+    assert "pictures are few" not in caplog.text
+    data = module(made)
+    data.setup("fit")
+    assert caplog.text.count("24 training pictures are few") == 1
 
 
 def test_a_run_that_stopped_in_an_epoch_continues_bit_for_bit(
