@@ -114,6 +114,15 @@ def suggest(unknown: str, options: Iterable[str]) -> str:
     return f"{meant}Options: {', '.join(options)}"
 
 
+def size_option(height: int, width: int) -> str:
+    """Return the option that makes images of a folder this size, for messages that advise it.
+
+    >>> size_option(64, 64), size_option(48, 160)
+    ('data.size=64', 'data.size=[48,160]')
+    """
+    return f"data.size={height}" if height == width else f"data.size=[{height},{width}]"
+
+
 def check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:
     """Check that ``value`` is one of ``choices``. All checks in this file raise ``ValueError``."""
     if value not in choices:

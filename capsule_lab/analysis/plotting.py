@@ -180,8 +180,13 @@ def panels(
 
 
 def draw_image(axis: Axes, picture: Picture, title: str = "", **options: Any) -> None:
-    """Draw the first channel on ``axis``, dark on white."""
-    axis.imshow(-picture[0].float().cpu().numpy(), **{"cmap": "gray", **options})
+    """Draw three channels as colours, in [0, 1] or in their own range if it is wider; else the first, dark on white."""
+    pixels = picture.detach().float().cpu()
+    if len(pixels) == 3:
+        low, high = min(0.0, float(pixels.min())), max(1.0, float(pixels.max()))
+        axis.imshow(_as_rgb((pixels - low) / (high - low)), **options)
+    else:
+        axis.imshow(-pixels[0].numpy(), **{"cmap": "gray", **options})
     axis.set(xticks=[], yticks=[])
     axis.set_title(title, fontsize=9)
 

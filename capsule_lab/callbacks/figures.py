@@ -163,9 +163,10 @@ def _draw_counts(axis: Axes, counts: npt.NDArray[np.int64], classes: Sequence[st
     """Draw a confusion matrix, rows by true class. scikit-learn's drawing needs an import of 0.7 seconds."""
     axis.imshow(counts, cmap="Blues")
     for (row, column), count in np.ndenumerate(counts):
-        is_dark = 2 * count > counts.max()
-        colour = "white" if is_dark else "black"
-        axis.text(column, row, str(count), ha="center", va="center", color=colour)
+        if count:
+            is_dark = 2 * count > counts.max()
+            colour = "white" if is_dark else "black"
+            axis.text(column, row, str(count), ha="center", va="center", color=colour)
     names = [name_of_class(classes, label) for label in range(len(counts))]
     axis.set(xlabel="Predicted label", ylabel="True label")
     axis.set_xticks(range(len(names)), names)

@@ -41,8 +41,9 @@ class DatasetOptions(Options):
     """auto: directory, then download, then stand-in; real: fail instead of using a stand-in; standin."""
     path: str | None = None
     """folder: the folder with a folder of pictures for each class."""
-    size: Count | None = None
-    """Pixels; folder: 64 by default; toynorb: 48, which data=smallnorb expects; the original smallNORB has 96."""
+    size: Count | tuple[Count, Count] | None = None
+    """Pixels a side; folder: 64 by default, or [height,width]; toynorb: 48, which data=smallnorb expects; the original
+    smallNORB has 96."""
     workers: Count | None = None
     """toynorb: threads; default: one per core."""
     sheet: bool = True
@@ -188,7 +189,7 @@ def _render(options: DatasetOptions) -> None:
     from capsule_lab.data.standins import toynorb_files
 
     size, workers = options.size or 48, options.workers
-    if size not in toynorb.SIZES:
+    if not isinstance(size, int) or size not in toynorb.SIZES:
         raise ConfigError(
             f"size is {size}; expected {toynorb.SIZES[0]} to {toynorb.SIZES[-1]} pixels, such as 48 or 96"
         )

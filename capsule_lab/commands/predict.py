@@ -152,7 +152,7 @@ def _print_csv(predictions: dict[str, Prediction], top: int) -> None:
 
 
 def _draw(seen: dict[str, Tensor], predictions: dict[str, Prediction], path: Path) -> None:
-    """Draw what the network received, with file and class below."""
+    """Draw what the network received, with file and class below, in red if the folder is named like another class."""
     import torch
 
     from capsule_lab.analysis.plotting import Column, Group, picture_grid, plain_label
@@ -166,8 +166,11 @@ def _draw(seen: dict[str, Tensor], predictions: dict[str, Prediction], path: Pat
     pictures = [*images]
     below = []
     for name in shown:
-        text = plain_label(f"{Path(name).name}: {predictions[name].name}")
-        below.append((text, "black"))
+        prediction = predictions[name]
+        text = plain_label(f"{Path(name).name}: {prediction.name}")
+        folder = Path(name).parent.name
+        is_wrong = folder in prediction.scores and folder != prediction.name
+        below.append((text, "red" if is_wrong else "black"))
     is_colour = images.shape[1] == 3
     # grey is drawn inverted
     white = torch.ones_like(images[0]) if is_colour else torch.zeros_like(images[0])

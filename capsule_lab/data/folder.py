@@ -11,17 +11,18 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ImageColor
 
-from capsule_lab.data.folder_packing import PackedFolder
+from capsule_lab.data.folder_packing import PackedFolder, Size, height_and_width
 from capsule_lab.data.formats import pictures
 from capsule_lab.data.loader import Images, Rows
 from capsule_lab.data.own_pictures import AbstractOwnPictures
-from capsule_lab.errors import check_choice, check_number
+from capsule_lab.errors import check_choice, check_number, size_option
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)
 
 _THREADS = 8  # ours: more would wait for the disk
 _SMALLEST_SHARE = 0.5  # ours: share of a picture that a crop should keep
+_SMALLEST_SIDE = 2  # a single pixel has no shape
 _FEWEST_PIXELS = 4  # ours: fewer pixels, along the short side of a padded picture, show nothing
 
 
@@ -34,7 +35,7 @@ class PictureFolder(AbstractOwnPictures):
 
     Args:
         path: the folder.
-        size: pixels a side; pictures become squares.
+        size: pixels a side of square images, or height and width of oblong ones.
         channels: 1, 3, or ``"auto"``: 1 if a sample of the pictures is grey.
         fit: see ``formats.pictures.fitted``.
         background: name or ``#rrggbb`` of the colour that replaces transparency.
@@ -52,7 +53,7 @@ class PictureFolder(AbstractOwnPictures):
         self,
         *,
         path: str | None = None,
-        size: int = 64,
+        size: Size = 64,
         channels: Literal["auto"] | int = "auto",
         fit: pictures.Fit = "crop",
         background: str = "white",
@@ -61,7 +62,7 @@ class PictureFolder(AbstractOwnPictures):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_number("data.size", size, 2)
+        height, width = self.image_size = _checked_size(size)
         check_choice("data.channels", channels, ("auto", 1, 3))
         check_choice("data.fit", fit, ("crop", "pad", "stretch"))
         check_choice("data.bad", bad, ("fail", "skip"))
@@ -73,10 +74,9 @@ class PictureFolder(AbstractOwnPictures):
             raise ValueError(
                 f"data.background is {background!r}; expected a colour, such as white or #808080"
             ) from error
-        self.size = size
         self.fit = fit
         self.background = background
-        self.use_size(size, 1 if channels == 1 else 3)
+        self.use_size(height, width, 1 if channels == 1 else 3)
         self.real_source = PackedFolder(
             path,
             self.directory,
@@ -94,7 +94,7 @@ class PictureFolder(AbstractOwnPictures):
         if self._spec is None:
             classes = self.real_source.listing.classes
             channels = self.real_source.find_channels()
-            self._spec = DataSpec((channels, self.size, self.size), len(classes), classes)
+            self._spec = DataSpec((channels, *self.image_size), len(classes), classes)
         return self._spec
 
     def use_spec(self, spec: DataSpec) -> None:
@@ -102,7 +102,7 @@ class PictureFolder(AbstractOwnPictures):
             source = self.real_source
             source.known = spec.classes
             source.channels = source.channels or spec.image_shape[0]
-            image_shape = (source.channels, self.size, self.size)
+            image_shape = (source.channels, *self.image_size)
             self._spec = DataSpec(image_shape, spec.num_classes, spec.classes)
 
     @property
@@ -119,44 +119,61 @@ class PictureFolder(AbstractOwnPictures):
 
     def _setup_training(self) -> None:
         super()._setup_training()
-        warn_of_fit(self.real_source.index.get("sides", ()), self.size, self.fit)
+        warn_of_fit(self.real_source.index.get("sides", ()), *self.image_size, self.fit)
 
 
 def _default_workers() -> int:
     return min(_THREADS, os.cpu_count() or 1)
 
 
-def warn_of_fit(sides: Sequence[Sequence[int]], size: int, fit: pictures.Fit) -> None:
-    """Warn if a square of ``size`` pixels shows little of most pictures, whose widths and heights are ``sides``."""
+def _checked_size(size: Size) -> tuple[int, int]:
+    """Return height and width of the option ``size``."""
+    sides = [size, size] if isinstance(size, int) else size
+    are_two = isinstance(sides, Sequence) and [*map(type, sides)] == [int, int]
+    if not are_two or min(sides) < _SMALLEST_SIDE:
+        raise ValueError(
+            f"data.size is {size!r}; expected pixels a side, {_SMALLEST_SIDE} or more, or [height, width]"
+        )
+    return height_and_width(size)
+
+
+def warn_of_fit(sides: Sequence[Sequence[int]], height: int, width: int, fit: pictures.Fit) -> None:
+    """Warn if an image of this size shows little of most pictures, whose widths and heights are ``sides``."""
     if not sides or fit == "stretch":
         return
-    by_share = sorted(sides, key=_share_of_square)
-    width, height = median = by_share[len(by_share) // 2]
-    share = _share_of_square(median)
-    is_thin = share * size < _FEWEST_PIXELS
+
+    def share(picture: Sequence[int]) -> float:
+        """Return the share of a picture that its middle in the proportions of the image shows."""
+        picture_width, picture_height = picture
+        wider = (picture_width * height) / (picture_height * width)
+        return min(wider, 1 / wider)
+
+    by_share = sorted(sides, key=share)
+    picture = by_share[len(by_share) // 2]
+    picture_width, picture_height = picture
+    is_wider = picture_width * height > picture_height * width
+    side = height if is_wider else width
+    is_thin = share(picture) * side < _FEWEST_PIXELS
     if fit == "pad" and is_thin:
         log.warning(
-            "with data.fit=pad, most pictures take fewer than %d of %d pixels in one direction, such as one of %dx%d; "
-            "set data.fit=stretch, which changes their proportions, or a larger data.size",
+            "with data.fit=pad, most pictures take fewer than %d of %d pixels in one direction, such as one of %d wide "
+            "and %d high; set data.fit=stretch, which changes their proportions, or a larger data.size",
             _FEWEST_PIXELS,
-            size,
-            width,
-            height,
+            side,
+            picture_width,
+            picture_height,
         )
-    if fit == "crop" and share < _SMALLEST_SHARE:
-        instead = "pad, which keeps everything, or stretch"
-        if is_thin:
-            instead = "stretch, which changes their proportions"
+    if fit == "crop" and share(picture) < _SMALLEST_SHARE:
+        instead = "stretch, which changes their proportions"
+        if not is_thin:
+            scale = min(height, width) / min(picture)
+            same = size_option(round(scale * picture_height), round(scale * picture_width))
+            instead = f"pad, which keeps everything, or stretch; or set {same}, their proportions"
         log.warning(
-            "data.fit=crop keeps the middle square only and cuts off the larger part of most pictures, "
-            "such as %.0f %% of one of %dx%d; set data.fit=%s",
-            100 * (1 - share),
-            width,
-            height,
+            "data.fit=crop keeps the middle only, in the proportions of data.size, and cuts off the larger part of "
+            "most pictures, such as %.0f %% of one of %d wide and %d high; set data.fit=%s",
+            100 * (1 - share(picture)),
+            picture_width,
+            picture_height,
             instead,
         )
-
-
-def _share_of_square(sides: Sequence[int]) -> float:
-    """Return the share of a picture that its middle square shows."""
-    return min(sides) / max(sides)

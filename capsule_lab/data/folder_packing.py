@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from filelock import FileLock
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from capsule_lab.data.download import filling
@@ -39,7 +39,17 @@ _NAMED = 5  # ours: pictures that a message names
 _BLOCK = 1024  # ours: pictures that are read before they are written
 _MEASURED = 100  # ours: pictures whose widths and heights the index keeps, evenly spaced
 _ALWAYS_HASHED = 2**28  # ours: bytes, which take less than a second
+_TURNED = (5, 6, 7, 8)  # EXIF: orientations by a quarter turn
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")  # modes of Pillow
+
+
+Size = int | Sequence[int]
+"""Pixels a side of square images, or height and width of oblong ones."""
+
+
+def height_and_width(size: Size) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
 
 
 class Unreadable(NamedTuple):
@@ -61,7 +71,7 @@ class PackedFolder(AbstractSource):
     """Pictures of a folder, packed into ``<directory>/folder-<key>`` when they are first needed.
 
     The key depends on name, size and time of every file and on all options of reading, so that a changed picture leads
-    to a new pack. ``pixels.u8`` has the pixels ``(n, channel, size, size)``, and ``index.json`` their names, and the
+    to a new pack. ``pixels.u8`` has the pixels ``(n, channel, height, width)``, and ``index.json`` their names, and the
     widths and heights of some pictures.
     ``path`` is ``None`` in a configuration that does not name it; ``reading`` is ``size``, ``fit`` and ``background``.
     Pictures that cannot be read are an error with ``bad="fail"``, and left out with ``"skip"``. Links to pictures and
@@ -178,25 +188,27 @@ class PackedFolder(AbstractSource):
         ]
         return hashlib.sha256(json.dumps(content).encode(errors="surrogateescape")).hexdigest()
 
+    def _image_shape(self) -> tuple[int, int, int]:
+        return self.find_channels(), *height_and_width(self.reading["size"])
+
     # --- writing
 
     def _pack(self) -> None:
-        size = self.reading["size"]
-        channels = self.find_channels()
+        image_shape = self._image_shape()
         number = len(self.listing.files)
-        needed = number * channels * size**2
+        needed = number * math.prod(image_shape)
         free = shutil.disk_usage(self.directory).free
         if needed > free:
             raise OSError(f"{needed / 1e6:.0f} MB are needed, {free / 1e6:.0f} MB are free")
         log.info("reading %d pictures of %s", number, self.path)
         with filling(self.folder) as scratch:
-            written = self._write_pixels(scratch / _PIXELS, channels)
+            written = self._write_pixels(scratch / _PIXELS, self.find_channels())
             if self.bad == "fail":
                 self._check_readable(written.bad)
             index = {
                 "files": written.kept,
                 "bad": written.bad,
-                "shape": (len(written.kept), channels, size, size),
+                "shape": (len(written.kept), *image_shape),
                 "sha256": written.sha256,
                 "sides": self._sides(),
             }
@@ -283,8 +295,7 @@ class PackedFolder(AbstractSource):
         is_complete = len(kept) + len(index["bad"]) == len(self.listing.files)
         if index["files"] != kept or not is_complete:
             return f"{_INDEX} does not have the pictures of {self.path}"
-        size = self.reading["size"]
-        shape = [len(kept), self.find_channels(), size, size]
+        shape = [len(kept), *self._image_shape()]
         return "" if index["shape"] == shape else f"{_INDEX} has another shape than {shape}"
 
     def _problem_of_pixels(self, index: Mapping[str, Any]) -> str:
@@ -313,10 +324,12 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def _size(path: Path) -> tuple[int, int] | None:
-    """Return width and height of a picture, from the beginning of its file; ``None`` if it cannot be read."""
+    """Return width and height of a picture, upright, from the beginning of its file; ``None`` if it cannot be read."""
     try:
         with open_regular(path) as file, Image.open(file) as picture:
-            return picture.size
+            width, height = picture.size
+            is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) in _TURNED
+            return (height, width) if is_turned else (width, height)
     except Exception:  # of any kind, from Pillow; reported when all pictures are read
         return None
 
@@ -331,12 +344,14 @@ def _is_grey(path: Path) -> bool:
 
 
 def read_pixels(
-    path: Path, *, size: int, channels: int, fit: pictures.Fit, background: str
+    path: Path, *, size: Size, channels: int, fit: pictures.Fit, background: str
 ) -> bytes | str:
-    """Return the pixels ``(channel, size, size)`` of a picture as bytes, or the reason why it cannot be read."""
+    """Return the pixels ``(channel, height, width)`` of a picture as bytes, or the reason why it cannot be read."""
+    height, width = height_and_width(size)
     try:
-        opaque = pictures.opaque(pictures.open_picture(path, size), background)
-        fitted = pictures.fitted(opaque, (size, size), fit, background)
+        opened = pictures.open_picture(path, max(height, width))
+        opaque = pictures.opaque(opened, background)
+        fitted = pictures.fitted(opaque, (width, height), fit, background)
         return pictures.as_pixels(fitted, channels).numpy().tobytes()
     except DataError as error:
         return str(error).removeprefix(f"{path} cannot be read: ")

@@ -117,7 +117,7 @@ class MNISTDataModule(AbstractDataModule):
 
 
 def check_shift(shift: int, size: int = SIZE) -> None:
-    """Check the option ``shift`` of a data set with images of ``size`` x ``size`` pixels."""
+    """Check the option ``shift`` of a data set with images of ``size`` pixels along their shorter side."""
     check_number("data.shift", shift, 0)
     if shift >= size:
         raise ValueError(

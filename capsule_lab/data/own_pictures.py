@@ -40,7 +40,7 @@ class AbstractOwnPictures(AbstractDataModule):
 
     Args:
         test_share: share of all pictures to test on, if none are given apart.
-        shift: largest shift of training pictures in each direction, in pixels; ``None`` is a tenth of the size.
+        shift: largest shift of training pictures in each direction, in pixels; ``None`` is a tenth of each side.
         mirror: mirror half of the training pictures.
         augment_with: further random transformations, each the name of a class of ``torchvision.transforms.v2`` or a
             mapping of the name to its arguments; applied before mirroring and shifting.
@@ -68,18 +68,20 @@ class AbstractOwnPictures(AbstractDataModule):
         self.shift = shift
         self.mirror = mirror
         self.augment_with = augment_with
-        self.largest_shift = 0
+        self.largest_shift = (0, 0)
         self.pipeline: Any = None
 
-    def use_size(self, size: int, channels: int) -> None:
-        """Check the options of augmentation for images of ``size`` x ``size`` pixels, and use them.
+    def use_size(self, height: int, width: int, channels: int) -> None:
+        """Check the options of augmentation for images of this size, and use them.
 
         Raises:
             ValueError: if they are not suitable for such images.
         """
-        self.largest_shift = size // 10 if self.shift is None else self.shift
-        check_shift(self.largest_shift, size)
-        self.pipeline = transformations(self.augment_with, channels, size)
+        self.largest_shift = (height // 10, width // 10)
+        if self.shift is not None:
+            check_shift(self.shift, min(height, width))
+            self.largest_shift = (self.shift, self.shift)
+        self.pipeline = transformations(self.augment_with, (channels, height, width))
 
     @abstractmethod
     def has_test_pictures(self) -> bool:
@@ -111,8 +113,11 @@ class AbstractOwnPictures(AbstractDataModule):
             images.labels.numpy(), validation, self.validation_share, _SPLIT_SEED
         )
 
-    def _setup_training(self) -> None:
-        super()._setup_training()
+    def setup(self, stage: str) -> None:
+        is_loaded = "train" in self.sets
+        super().setup(stage)
+        if stage != "fit" or is_loaded:
+            return
         number = len(self.sets["train"].labels)
         if number < _FEW:
             log.warning(
@@ -133,7 +138,7 @@ class AbstractOwnPictures(AbstractDataModule):
         return random_shift(pixels, key, self.largest_shift)
 
 
-def transformations(names: Sequence[Any], channels: int, size: int) -> Any:
+def transformations(names: Sequence[Any], image_shape: tuple[int, int, int]) -> Any:
     """Build the option ``augment_with``, or return ``None`` if it is empty, after a trial on a black image.
 
     Only classes of ``torchvision.transforms.v2`` with plain arguments are built, because a configuration may come from
@@ -145,7 +150,7 @@ def transformations(names: Sequence[Any], channels: int, size: int) -> Any:
     from torchvision.transforms import v2  # slow to import
 
     pipeline = v2.Compose([_transformation(item) for item in names])
-    image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
+    image = torch.zeros(1, *image_shape, dtype=torch.uint8)
     expected = f"{image.dtype} of shape {tuple(image.shape[1:])}"
     try:
         result = transform_each(pipeline, image, torch.zeros(1, dtype=torch.int64))

@@ -10,6 +10,9 @@ import torch
 from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
+Largest = int | tuple[int, int]
+"""The largest shift in pixels, in both directions or ``(down, right)``."""
+
 _INCREMENT = 0x9E3779B97F4A7C15  # SplitMix64 (Steele, Lea and Flood 2014)
 _ROUNDS = (  # SplitMix64: shift and multiplier
     (30, 0xBF58476D1CE4E5B9),
@@ -108,26 +111,34 @@ def shift(
     images: Float[Tensor, "batch channel height width"],
     down: Int64[Tensor, " batch"],
     right: Int64[Tensor, " batch"],
-    largest: int,
+    largest: Largest,
 ) -> Float[Tensor, "batch channel height width"]:
     """Shift each image separately by at most ``largest`` whole pixels, padded with zeros (Sabour 2017, section 5)."""
     height, width = images.shape[2:]
-    padded = torch.nn.functional.pad(images, (largest,) * 4)
-    return _windows(padded, largest - down, largest - right, height, width)
+    most_down, most_right = _down_and_right(largest)
+    padded = torch.nn.functional.pad(images, (most_right, most_right, most_down, most_down))
+    return _windows(padded, most_down - down, most_right - right, height, width)
 
 
 def random_shift(
     images: Float[Tensor, "batch channel height width"],
     key: Int64[Tensor, " batch"],
-    largest: int,
+    largest: Largest,
     stream: int = 0,
 ) -> Float[Tensor, "batch channel height width"]:
     """Shift each image by up to ``largest`` whole pixels in each direction, with the draws ``stream`` and the next."""
-    if not largest:
+    most_down, most_right = _down_and_right(largest)
+    if not (most_down or most_right):
         return images
     streams = torch.arange(stream, stream + 2, device=key.device)[:, None]
-    down, right = random_integers(key, streams, -largest, largest)
+    bits_down, bits_right = random_bits(key, streams)
+    down = bits_down % (2 * most_down + 1) - most_down
+    right = bits_right % (2 * most_right + 1) - most_right
     return shift(images, down, right, largest)
+
+
+def _down_and_right(largest: Largest) -> tuple[int, int]:
+    return (largest, largest) if isinstance(largest, int) else largest
 
 
 def random_mirror(

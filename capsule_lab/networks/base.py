@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_widths
+from capsule_lab.errors import check_widths, size_option
 from capsule_lab.functional import he_std, truncated_normal_
 from capsule_lab.layers import Decoder
 from capsule_lab.routing import AbstractRouting, RoutingFactory
@@ -39,9 +39,10 @@ class AbstractImageNetwork(nn.Module, ABC):
         channel, height, width = image_shape
         if min(height, width) < smallest:
             name = type(self).__name__
+            enough = size_option(max(height, smallest), max(width, smallest))
             raise ValueError(
                 f"images are {height}x{width}; {name} needs at least {smallest}x{smallest}: use larger images (with "
-                f"data=folder in a command, data.size={smallest}) or smaller kernels"
+                f"data=folder in a command, {enough}) or smaller kernels"
             )
         self.image_shape = (channel, height, width)
         return self.image_shape

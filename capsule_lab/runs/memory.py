@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig
 
 from capsule_lab.config import build
-from capsule_lab.errors import ConfigError
+from capsule_lab.errors import ConfigError, size_option
 from capsule_lab.system.torch_internals import run_without_values
 from capsule_lab.types import DataSpec
 
@@ -226,7 +226,9 @@ def _smaller(config: DictConfig, spec: DataSpec) -> Iterator[tuple[str, DictConf
         changed = config.copy()
         changed.model.transformation = "shared"
         yield "model.transformation=shared", changed, spec
-    channels, size, _ = spec.image_shape
-    while config.data.get("size") and size > _SMALLEST:
-        size //= 2
-        yield f"data.size={size}", config, replace(spec, image_shape=(channels, size, size))
+    channels, height, width = spec.image_shape
+    while config.data.get("size") and min(height, width) > _SMALLEST:
+        height //= 2
+        width //= 2
+        smaller = replace(spec, image_shape=(channels, height, width))
+        yield size_option(height, width), config, smaller

@@ -77,7 +77,7 @@ class Answers(NamedTuple):
     """The outputs of a network for images under one attack, all on the CPU.
 
     ``change`` is the mean absolute change of a pixel in units of the space. ``reconstruction_errors`` are those of the
-    winning class, empty unless they are measured; ``pictures`` are the first attacked images.
+    winning class, empty unless they are measured; ``pictures`` are the attacked images that ``Measured.shown`` names.
     """
 
     logits: Float[Tensor, "images class"]
@@ -92,10 +92,14 @@ class Answers(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Outputs for clean images, and for attacked images by epsilon and target; ``None`` is any class but the label."""
+    """Outputs for clean images, and for attacked images by epsilon and target; ``None`` is any class but the label.
+
+    ``shown`` are the numbers of the images whose pictures are kept, the first ones of every class.
+    """
 
     labels: Int64[Tensor, " images"]
     grey_levels: Float[Tensor, " images"]
+    shown: Int64[Tensor, " few"]
     clean: Answers
     attacked: dict[tuple[float, int | None], Answers]
 
@@ -199,30 +203,47 @@ class Attacked:
         """
         clean: list[Answers] = []
         parts: dict[tuple[float, int | None], list[Answers]] = {}
+        labels = joined_labels(self.batches).cpu()
+        shown = _first_of_every_class(labels)
+        start = 0
         for batch in self.batches:
-            clean.append(self._answers(batch.images, batch, pictures=not clean))
+            end = start + len(batch.labels)
+            here = shown[(start <= shown) & (shown < end)] - start
+            start = end
+            clean.append(self._answers(batch.images, batch, here))
             for target in targets:
                 objective = self.objective(loss, batch, target)
                 for epsilon in epsilons:
                     images = attack(objective, batch.images, epsilon, batch.key, batch.box)
                     answers = parts.setdefault((epsilon, target), [])
-                    answers.append(self._answers(images, batch, pictures=not answers))
+                    answers.append(self._answers(images, batch, here))
                     self.on_step(len(batch.labels))
         grey_levels = [batch.grey_levels for batch in self.batches]
         return Measured(
-            labels=joined_labels(self.batches).cpu(),
+            labels=labels,
             grey_levels=torch.cat(grey_levels).cpu(),
+            shown=shown,
             clean=_joined(clean),
             attacked={key: _joined(answers) for key, answers in parts.items()},
         )
 
     @torch.no_grad()
-    def _answers(self, images: Images, batch: Prepared, *, pictures: bool) -> Answers:
-        """Evaluate the network on the images into which a batch was turned; keep the first ones as ``pictures``."""
+    def _answers(self, images: Images, batch: Prepared, shown: Int64[Tensor, " shown"]) -> Answers:
+        """Evaluate the network on the images into which a batch was turned; keep those of ``shown`` as ``pictures``."""
         logits, errors = self.logits_and_errors(images)
         change = (images - batch.images).abs().flatten(1).mean(1)
-        few = images[: _PICTURES if pictures else 0]
-        return Answers(logits.cpu(), errors.cpu(), change.cpu(), few.cpu())
+        few = images.cpu()[shown]
+        return Answers(logits.cpu(), errors.cpu(), change.cpu(), few)
+
+
+def _first_of_every_class(labels: Int64[Tensor, " images"]) -> Int64[Tensor, " few"]:
+    """Return the numbers of the first images of each class, as many of each as there is room for, in their order."""
+    turn = torch.empty_like(labels)
+    for label in labels.unique():
+        of_class = labels == label
+        turn[of_class] = torch.arange(int(of_class.sum()))
+    chosen = turn.argsort(stable=True)[:_PICTURES]
+    return chosen.sort().values
 
 
 def _joined(answers: Sequence[Answers]) -> Answers:

@@ -135,14 +135,14 @@ def sheet(
             rows.append(_Row(f"change, {epsilon:g}", scaled, None))
             rows.append(_Row(f"attacked, {epsilon:g}", attacked, answers.found))
     columns = []
-    for number, label in enumerate(measured.labels[: len(images)].tolist()):
-        name = name_of_class(classes, label)
+    for number, image in enumerate(measured.shown.tolist()):
+        name = name_of_class(classes, int(measured.labels[image]))
         pictures, below = [], []
         for row in rows:
             pictures.append(_beside(row.pictures[number]))
             text = ""
             if row.predicted is not None:
-                text = name_of_class(classes, int(row.predicted[number]))
+                text = name_of_class(classes, int(row.predicted[image]))
             below.append((text, "black" if text in ("", name) else "red"))
         columns.append(Column(f"label {name}", pictures, below=below))
     note = (

@@ -82,7 +82,7 @@ def test_figures_name_network_and_data_and_leave_no_epsilon_out(a_copy: Path) ->
     assert len(predicted) == 8 * 4
     legend = reliability.axes[0].get_legend().get_texts()
     drawn = [text.get_text().split(",")[0] for text in legend]
-    assert drawn == ["calibrated", "original", "epsilon 0.05", "epsilon 0.1", "epsilon 0.2"]
+    assert drawn == ["calibrated", "original", "epsilon 0.05", "epsilon 0.1"]
 
 
 @pytest.mark.parametrize(

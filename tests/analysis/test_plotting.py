@@ -218,3 +218,25 @@ def test_rows_in_the_range_of_the_last() -> None:
     assert first[0, 1, 0] == 0
     assert picture_at(figure, 1, 0)[0, 0, 0] == 0  # beyond the range
     assert row_names(figure) == ["first", "drawn", "second"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([0.25, 0.5, 0.75], [0.25, 0.5, 0.75]), ([-1.0, 0.0, 1.0], [0.0, 0.5, 1.0])],
+    ids=["in [0, 1]", "standardised"],
+)
+def test_an_image_of_three_channels_is_drawn_in_colour(
+    values: list[float], expected: list[float]
+) -> None:
+    axis = Figure().subplots()
+    plotting.draw_image(axis, torch.tensor(values).view(3, 1, 1).expand(3, *SHAPE))
+    drawn = np.asarray(axis.images[0].get_array())
+    assert drawn.shape == (*SHAPE, 3)
+    np.testing.assert_allclose(drawn[0, 0], expected, atol=1e-6)
+
+
+def test_an_image_of_one_channel_is_drawn_dark_on_white() -> None:
+    axis = Figure().subplots()
+    plotting.draw_image(axis, torch.tensor([[[0.0, 1.0]]]))
+    light, dark = axis.images[0].to_rgba(axis.images[0].get_array())[0, :, 0]
+    assert light > dark

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import threading
 from collections.abc import Callable
@@ -402,9 +403,16 @@ def test_half_of_the_training_pictures_are_mirrored(made: Path) -> None:
     assert is_flipped.any()
 
 
-def test_few_pictures_are_mentioned(made: Path, caplog: pytest.LogCaptureFixture) -> None:
-    module(made)
-    assert "24 training pictures are few" in caplog.text
+def test_few_pictures_are_mentioned_once_and_in_training_only(
+    made: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = module(made, stage="validate")
+    data.setup("test")
+    data.setup("fit")
+    assert "pictures are few" not in caplog.text
+    data = module(made)
+    data.setup("fit")
+    assert caplog.text.count("24 training pictures are few") == 1
 
 
 def test_a_run_that_stopped_in_an_epoch_continues_bit_for_bit(
@@ -431,7 +439,8 @@ def test_a_checkpoint_needs_a_folder_for_tests_not_for_predictions(
     folder: Path, tiny: Tiny, tmp_path: Path
 ) -> None:
     directory = tmp_path / "run"
-    config = tiny(*options_for(folder), "data.batch_size=8", "trainer.max_epochs=1")
+    oblong = [*options_for(folder), "data.size=[20,28]"]
+    config = tiny(*oblong, "data.batch_size=8", "trainer.max_epochs=1")
     train(config, directory)
     picture = Image.open(next((folder / "disc").iterdir()))
     picture.load()
@@ -444,7 +453,7 @@ def test_a_checkpoint_needs_a_folder_for_tests_not_for_predictions(
     data = PictureFolder(**options)
     data.use_spec(run.spec)
     assert data.spec == run.spec
-    assert data.from_picture(picture).shape == (3, 20, 20)
+    assert data.from_picture(picture).shape == (3, 20, 28)
     record = runs.checkpoints.read(run.checkpoint)["capsule_lab"]
     assert record["input_form"] == data.input_form
     message = r"own cannot be read \(No such file or directory\); expected a folder"
@@ -460,12 +469,15 @@ def test_a_checkpoint_needs_a_folder_for_tests_not_for_predictions(
 @pytest.mark.whole
 def test_the_commands_of_the_guide(cli: Cli) -> None:
     guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
-    _, *commands = re.findall(r"^python .*", guide, re.MULTILINE)
+    commands = re.findall(r"^capsule-lab (.*)", guide, re.MULTILINE)
+    assert len(commands) == 5
     make_pictures(Path("pictures"))
+    for label in ("0", "1"):
+        for number in range(6):
+            add(Path("strips") / label / f"{number}.png", Image.effect_noise((733, 3), 50))
     for command in commands:
-        shorter = command.replace("max_steps=300", "max_steps=3 trainer.accelerator=cpu")
-        _, _, module_name, *overrides = shorter.split()
-        name = module_name.removeprefix("capsule_lab.")
+        shorter = command.replace("max_steps=300", "max_steps=1 trainer.accelerator=cpu")
+        name, *overrides = shlex.split(shorter)
         ended = cli(name, *overrides)
         assert ended.status == 0, ended.err
         if name == "predict":
@@ -615,6 +627,7 @@ AUGMENTATION = "data.augment_with contains"
         ({"channels": 2}, "data.channels is 2; expected 'auto', 1 or 3"),
         ({"background": "blank"}, "data.background is 'blank'; expected a colour, such as white"),
         ({"shift": 16}, "data.shift is 16; expected fewer than the 16 pixels"),
+        ({"size": [16, 40], "shift": 16}, "data.shift is 16; expected fewer than the 16 pixels"),
         ({"test_share": "1/0"}, "data.test_share is '1/0'; expected a number or a fraction"),
         ({"test_share": 0.001}, "data.test_share is 1/1000, 0 of 36 .*: set data.test_share=1/12$"),
     ],
@@ -624,8 +637,19 @@ def test_invalid_options_are_refused(made: Path, options: dict[str, Any], messag
         module(made, **options)
 
 
+@pytest.mark.parametrize(
+    "size",
+    [1, -64, True, [], [16], [16, 16, 3], [16, 1], [True, 16]],
+    ids=str,
+)
+def test_a_size_of_another_kind_is_refused(size: Any) -> None:
+    message = r"^data\.size is .*; expected pixels a side, 2 or more, or \[height, width\]$"
+    with pytest.raises(ValueError, match=message):
+        PictureFolder(size=size)
+
+
 def warnings_of_fit(
-    folder: Path, size: int, fit: str, caplog: pytest.LogCaptureFixture
+    folder: Path, size: Any, fit: str, caplog: pytest.LogCaptureFixture
 ) -> list[str]:
     caplog.clear()
     module(folder, size=size, fit=fit)
@@ -644,39 +668,124 @@ def mixed(tmp_path: Path, sides: tuple[int, int]) -> Path:
     return folder
 
 
-THIN, WIDE, USUAL = (733, 3), (20, 90), (160, 90)
+THIN, HIGH, USUAL = (733, 3), (20, 90), (160, 90)
+LOSS = "cuts off the larger part of most pictures, such as"
 PROPORTIONS = "set data.fit=stretch, which changes their proportions"
+EVERYTHING = "set data.fit=pad, which keeps everything, or stretch; or set"
 
 
 @pytest.mark.parametrize(
-    ("sides", "fit", "expected", "advice"),
+    ("sides", "size", "fit", "expected"),
     [
-        (THIN, "crop", f"such as 100 % of one of 733x3; {PROPORTIONS}", ["stretch"]),
+        (THIN, 24, "crop", f"{LOSS} 100 % of one of 733 wide and 3 high; {PROPORTIONS}"),
+        (THIN, (24, 80), "crop", f"{LOSS} 99 % of one of 733 wide and 3 high; {PROPORTIONS}"),
         (
-            WIDE,
+            HIGH,
+            24,
             "crop",
-            "such as 78 % of one of 20x90; set data.fit=pad, which keeps everything, or stretch",
-            ["pad", "stretch"],
+            f"{LOSS} 78 % of one of 20 wide and 90 high; {EVERYTHING} data.size=[108,24]",
         ),
-        (THIN, "pad", f"fewer than 4 of 24 pixels .* of 733x3; {PROPORTIONS}", ["stretch"]),
+        (
+            HIGH,
+            (24, 80),
+            "crop",
+            f"{LOSS} 93 % of one of 20 wide and 90 high; {EVERYTHING} data.size=[108,24]",
+        ),
+        (THIN, 24, "pad", f"fewer than 4 of 24 pixels in one direction, .*; {PROPORTIONS}"),
+        (HIGH, (16, 17), "pad", f"fewer than 4 of 17 pixels in one direction, .*; {PROPORTIONS}"),
     ],
 )
-def test_a_square_that_shows_little_of_most_pictures_is_a_warning(
-    mixed: Path, fit: str, expected: str, advice: list[str], caplog: pytest.LogCaptureFixture
+def test_an_image_that_shows_little_of_most_pictures_is_a_warning(
+    mixed: Path, size: Any, fit: str, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (message,) = warnings_of_fit(mixed, 24, fit, caplog)
-    assert re.search(expected, message)
-    for other in advice:
-        assert warnings_of_fit(mixed, 24, other, caplog) == [], "the advice is accepted"
+    (message,) = warnings_of_fit(mixed, size, fit, caplog)
+    assert re.search(expected.replace("[", r"\["), message)
+    advice = [(size, other) for other in ("pad", "stretch") if f"{other}, which" in message]
+    advice += [((108, 24), "crop")] if "[108,24]" in message else []
+    for other_size, other_fit in advice:
+        assert warnings_of_fit(mixed, other_size, other_fit, caplog) == []
 
 
 @pytest.mark.parametrize(
-    ("sides", "fit"), [(USUAL, "crop"), (WIDE, "pad"), (THIN, "stretch")], ids=str
+    ("sides", "size", "fit"),
+    [
+        (USUAL, 24, "crop"),
+        (HIGH, 24, "pad"),
+        (THIN, 24, "stretch"),
+        (THIN, (4, 733), "crop"),
+        (HIGH, (60, 20), "crop"),
+    ],
+    ids=str,
 )
-def test_a_square_that_shows_most_of_a_picture_gives_no_warning(
-    mixed: Path, fit: str, caplog: pytest.LogCaptureFixture
+def test_an_image_that_shows_most_of_a_picture_gives_no_warning(
+    mixed: Path, size: Any, fit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert warnings_of_fit(mixed, 24, fit, caplog) == []
+    assert warnings_of_fit(mixed, size, fit, caplog) == []
+
+
+def test_the_sides_of_a_turned_picture_are_those_that_are_seen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "turned"
+    quarter_turn = Image.Exif()
+    quarter_turn[0x0112] = 6
+    for label in ("0", "1"):
+        for number in range(6):
+            name = folder / label / f"{number}.jpg"
+            name.parent.mkdir(parents=True, exist_ok=True)
+            Image.effect_noise((20, 60), 50).save(name, exif=quarter_turn)
+    assert warnings_of_fit(folder, (20, 60), "crop", caplog) == []
+
+
+THIRDS = Image.new("RGB", (90, 30))
+"""A picture of three squares side by side: red, green and blue."""
+for third, colour in enumerate(("#f00", "#0f0", "#00f")):
+    THIRDS.paste(colour, (30 * third, 0, 30 * third + 30, 30))
+R, G, B = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]
+WHITE = [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("size", "fit", "columns"),
+    [
+        ((10, 30), "crop", [R, G, B]),
+        ((10, 10), "crop", [G, G, G]),
+        ((30, 10), "crop", [G, G, G]),
+        ((10, 50), "pad", [WHITE, G, WHITE]),
+        ((12, 60), "stretch", [R, G, B]),
+    ],
+    ids=str,
+)
+def test_an_oblong_image_shows_the_part_that_fit_says(
+    tmp_path: Path, size: tuple[int, int], fit: str, columns: list[list[float]]
+) -> None:
+    """Colours in the middle row, at the left edge, in the middle and at the right edge; stored and in predictions."""
+    for label in ("0", "1"):
+        for number in range(6):
+            add(tmp_path / "own" / label / f"{number}.png", THIRDS)
+    data = module(tmp_path / "own", size=size, fit=fit)
+    height, width = size
+    assert data.spec.image_shape == (3, height, width)
+    assert data.input_form["size"] == [height, width]
+    stored = data.sets["train"].images.read()[0] / 255
+    row = stored[:, height // 2]
+    seen = row[:, [1, width // 2, width - 2]].T
+    assert seen.tolist() == columns
+    assert data.from_picture(THIRDS).equal(stored)
+
+
+def test_random_changes_of_oblong_images_keep_their_shape_and_shift_by_a_tenth_of_each_side(
+    made: Path,
+) -> None:
+    rotation = {"RandomRotation": {"degrees": 20}}
+    changed = augmented(made, size=(20, 60), mirror=True, augment_with=[rotation])
+    assert changed.shape[1:] == (3, 20, 60)
+    data = PictureFolder(size=(20, 60))
+    white = torch.full((1000, 3, 20, 60), 255, dtype=torch.uint8)
+    is_black = data.transform(white, torch.arange(1000), augment=True)[:, 0] == 0
+    rows = is_black.all(2).sum(1)
+    columns = is_black.all(1).sum(1)
+    assert (int(rows.max()), int(columns.max())) == (2, 6)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def shift_slowly(images: np.ndarray, down: list[int], right: list[int]) -> np.nd
     return moved
 
 
-@pytest.mark.parametrize("largest", [2, 3, 5])
+@pytest.mark.parametrize("largest", [2, 3, 5, (2, 4)])
 def test_shift_moves_each_image_by_its_own_offset(largest):
     images = torch.arange(1.0, 25 * 2 * 5 * 7 + 1).reshape(25, 2, 5, 7)
     offsets = torch.arange(-2, 3)
@@ -133,6 +133,16 @@ def test_shift_moves_each_image_by_its_own_offset(largest):
     moved = transforms.shift(images, down, right, largest)
     expected = shift_slowly(images.numpy(), down.tolist(), right.tolist())
     assert_array_equal(moved, expected)
+
+
+@pytest.mark.parametrize(("largest", "down", "right"), [(2, 2, 2), ((1, 4), 1, 4), ((0, 3), 0, 3)])
+def test_a_random_shift_has_a_draw_and_a_limit_for_each_direction(largest, down, right):
+    images = torch.arange(1.0, 25 * 2 * 5 * 7 + 1).reshape(25, 2, 5, 7)
+    key = transforms.sample_key(0, 0, torch.arange(25))
+    moved = transforms.random_shift(images, key, largest, stream=3)
+    downs = transforms.random_integers(key, 3, -down, down)
+    rights = transforms.random_integers(key, 4, -right, right)
+    assert moved.equal(transforms.shift(images, downs, rights, max(down, right)))
 
 
 def test_crop_takes_each_image_from_its_own_corner():

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
 import capsule_lab
+from capsule_lab import runs
+from capsule_lab.commands import predict
+from capsule_lab.deploy.predictor import Prediction
 from capsule_lab.errors import DataError
 from tests.helpers.commands import Cli, Trained
 
@@ -68,6 +72,20 @@ def test_command_prints_a_table_and_draws_a_sheet(
     assert "[red]b$.png" in ended.out
     with Image.open("sheet.png") as sheet:
         assert sheet.size > (10, 10)
+
+
+def test_sheet_is_red_where_the_folder_is_named_like_another_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(runs.files, "save_figure", lambda figure, _: figures.append(figure))
+    scores = {"disc": 0.9, "star": 0.1}
+    found = Prediction("disc", 0.9, scores, pose=None, reconstruction=None)
+    paths = ["star/a.png", "disc/b.png", "new/c.png", "d.png"]
+    seen = {path: torch.zeros(3, 4, 9) for path in paths}
+    predict._draw(seen, dict.fromkeys(paths, found), Path("sheet.png"))
+    colours = [text.get_color() for text in figures[0].axes[0].texts]
+    assert colours == ["red", "black", "black", "black"]
 
 
 def test_command_prints_json_and_names_what_is_no_picture(

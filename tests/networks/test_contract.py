@@ -275,7 +275,16 @@ PARTS: dict[str, Any] = {
                 {"image_shape": (0, 28, 28)},
                 "image_shape is (0, 28, 28); expected (channel, height, width)",
             ),
-            ({"image_shape": (1, 4, 9)}, "images are 4x9; CapsNet needs at least 5x5"),
+            (
+                {"image_shape": (1, 4, 9)},
+                "images are 4x9; CapsNet needs at least 5x5: use larger images (with data=folder in a command, "
+                "data.size=[5,9])",
+            ),
+            (
+                {"image_shape": (1, 4, 4)},
+                "images are 4x4; CapsNet needs at least 5x5: use larger images (with data=folder in a command, "
+                "data.size=5)",
+            ),
             ({"num_classes": "10"}, "CapsNet has num_classes '10'; expected a whole number"),
             ({"decoder": [0]}, "the network has decoder 0; expected 1 or more"),
             (

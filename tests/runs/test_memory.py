@@ -93,6 +93,12 @@ def test_need_of_a_run_is_the_estimate_or_a_bound_of_it(monkeypatch: pytest.Monk
     assert bound.activations > need.activations
 
 
+def test_the_advice_keeps_the_proportions_of_oblong_images() -> None:
+    config = compose("train", [*LARGE, "model=capsnet", "model.transformation=shared"])
+    options = [option for option, *_ in memory._smaller(config, DataSpec((3, 48, 160), 2))]
+    assert options == ["data.size=[24,80]", "data.size=[12,40]"]
+
+
 def test_need_of_a_run_that_cannot_be_built_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
     assert memory.need_of(compose("train", ["model.channels=0"]), 0) is None
     assert caplog.text == ""

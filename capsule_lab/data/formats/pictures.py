@@ -68,7 +68,7 @@ def _is_picture(name: str) -> bool:
 
 
 def open_picture(path: str | Path, size: int | None = None) -> Image.Image:
-    """Read a picture from a file. A JPEG of more than four times ``size`` pixels is reduced while it is decoded.
+    """Read a picture from a file. A JPEG of more than four times ``size`` pixels a side is reduced while it is decoded.
 
     Raises:
         DataError: if it cannot be read, has a single pixel, more than ``MOST_PIXELS``, or numbers that Pillow

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.statistics import interval_over_images
+from capsule_studies.attacks import evaluation
 from capsule_studies.attacks.evaluation import (
     Attacked,
     NetworkObjective,
@@ -88,10 +89,26 @@ def test_every_image_counts_and_those_that_were_wrong_before_are_told_apart() ->
 
 def test_the_first_images_are_kept_as_they_were_attacked() -> None:
     found = measure([batch(), batch()], fgsm, "margin", [0.1])
-    assert torch.equal(found.clean.pictures, IMAGES)
+    assert torch.equal(found.clean.pictures, IMAGES.repeat(2, 1, 1, 1))
     answers = found.attacked[0.1, None]
-    change = (answers.pictures - IMAGES).abs().mean((1, 2, 3))
-    torch.testing.assert_close(change, answers.change[:4])
+    change = (answers.pictures - found.clean.pictures).abs().mean((1, 2, 3))
+    torch.testing.assert_close(change, answers.change)
+
+
+def test_the_images_that_are_kept_are_of_every_class_and_of_several_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(evaluation, "_PICTURES", 4)
+    found = measure([batch(), batch()], fgsm, "margin", [0.1])
+    assert found.shown.tolist() == [0, 1, 2, 3]
+    found = measure([batch(slice(2)), batch(), batch(slice(2, 4))], fgsm, "margin", [0.1])
+    assert found.labels.tolist() == [0, 0, 0, 0, 1, 2, 1, 2]
+    assert found.shown.tolist() == [0, 1, 4, 5]
+    assert torch.equal(found.clean.pictures, IMAGES)
+    monkeypatch.setattr(evaluation, "_PICTURES", 3)
+    found = measure([batch(slice(2)), batch()], fgsm, "margin", [0.1])
+    assert found.shown.tolist() == [0, 4, 5]
+    assert torch.equal(found.clean.pictures, IMAGES[[0, 2, 3]])
 
 
 def test_the_first_images_are_of_several_batches() -> None:
