@@ -5,12 +5,12 @@ labels that are not classes and scores that the loss does not take; ``TypeError`
 
 Losses of labels take ``weights``, one for each image, which multiply the losses of the images before the mean or sum
 over the batch: ``L = 1/n sum_i w_i L_i``. Unlike in torch, a mean divides by the number of images, not by the sum of
-the weights, so that an image counts the same in every batch. ``class_weights`` computes weights of classes.
+the weights, so that an image counts the same in every batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -252,30 +252,6 @@ def sigmoid_cross_entropy_loss(
     truth = _truth(labels, scores)
     losses = nn.functional.binary_cross_entropy_with_logits(scores, truth, reduction="none")
     return _weighted(losses, weights).sum(1).mean()
-
-
-def class_weights(
-    counts: Int64[Tensor, " class"], weights: Sequence[int | float] | None = None
-) -> Float[Tensor, " class"]:
-    """Return weights of the classes whose mean over all images is 1, so that learning rates stay comparable.
-
-    ``w_k = v_k n / sum_l n_l v_l``, with ``n_k`` images of class ``k`` and ``n`` in all.
-
-    Args:
-        counts: number of images of each class, ``n_k``.
-        weights: positive numbers ``v_k``, of which only the ratios count; by default ``v_k = 1 / n_k``, so that all
-            classes have the same share of the loss (``class_weight="balanced"`` of scikit-learn).
-
-    >>> class_weights(torch.tensor([90, 10]))
-    tensor([0.5556, 5.0000])
-    >>> class_weights(torch.tensor([90, 10]), [1, 9])
-    tensor([0.5556, 5.0000])
-    """
-    counts = counts.double()
-    given = 1 / counts.clamp_min(1)  # 1: a class without images has no effect
-    if weights is not None:
-        given = counts.new_tensor(weights)
-    return (given * counts.sum() / (given * counts).sum()).float()
 
 
 def l2_loss(

@@ -5,10 +5,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
 
 from capsule_lab import (
@@ -17,7 +15,7 @@ from capsule_lab import (
     logits_cross_entropy_loss,
     sigmoid_cross_entropy_loss,
 )
-from capsule_lab.losses import class_weights, margin_loss, reconstruction_loss, spread_loss
+from capsule_lab.losses import margin_loss, reconstruction_loss, spread_loss
 from tests.reference.loops import margin_loss_loops
 
 # The unit test of the authors' official code: several classes may be present, lengths may be anything.
@@ -296,23 +294,3 @@ def test_weighted_loss_is_the_mean_of_weighted_losses_of_images(loss: Any) -> No
 def test_loss_refuses_weights_of_other_images() -> None:
     with pytest.raises(ValueError, match="margin_loss received weights"):
         margin_loss(lengths(), LABELS, weights=torch.ones(3))
-
-
-def test_balanced_class_weights_are_those_of_scikit_learn() -> None:
-    labels = np.repeat([0, 1, 2], [70, 25, 5])
-    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
-    counts = torch.tensor([70, 25, 5])
-    found = class_weights(counts)
-    assert found.tolist() == pytest.approx([*expected], rel=1e-6)
-    assert class_weights(counts, [1 / 70, 1 / 25, 1 / 5]).tolist() == pytest.approx([*expected])
-
-
-@pytest.mark.parametrize("given", [None, [1, 1, 1], [1, 2, 3], [0.1, 20, 300]])
-def test_mean_weight_of_all_images_is_one(given: list[float] | None) -> None:
-    counts = torch.tensor([70, 30, 0])
-    weights = class_weights(counts, given)
-    assert (weights * counts).sum().item() == pytest.approx(100)
-    assert weights.isfinite().all()
-    if given:
-        ratios = weights / weights[0]
-        assert ratios.tolist() == pytest.approx([value / given[0] for value in given])

@@ -458,12 +458,11 @@ class AbstractDataModule(L.LightningDataModule):
             "world_size": world_size,
             "device": dataset.device,
         }
+        batches = EpochBatches(len(dataset), batch_size, **options)
         if training and self.sampling:
             dataset = Repeated(dataset)
             labels = self.sets["train"].labels.cpu().numpy()
             batches = BalancedBatches(len(dataset), batch_size, labels=labels, **options)
-        else:
-            batches = EpochBatches(len(dataset), batch_size, **options)
         if training and environment.is_gpu(dataset.device):
             dataset = ReplayedSet(dataset, lambda: self._replayed is not None)
         pin_memory = dataset.device.type == "cpu" and device.type == "cuda"

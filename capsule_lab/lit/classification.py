@@ -10,13 +10,13 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy.typing as npt
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.errors import ConfigError
 from capsule_lab.functional import combine_crops
 from capsule_lab.lit.base import AbstractModule
 from capsule_lab.lit.metrics import SplitMetrics
-from capsule_lab.losses import class_weights as weights_of_classes
 from capsule_lab.metrics import constant_error
 from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
 from capsule_lab.types import Batch, CapsuleOutput
@@ -50,7 +50,7 @@ class AbstractClassifierModule(AbstractModule):
             (training and validation) in place of the configured value.
         num_classes, labels_per_image: number of classes, and of labels per image.
         class_weights: weights of the classes in the classification loss of training steps, of which only the ratios
-            count, or ``"balanced"``, see ``losses.class_weights``; ``None`` for none. Those of validation and test are
+            count, or ``"balanced"``, see ``weights_of_classes``; ``None`` for none. Those of validation and test are
             not weighted, so that runs can be compared. A mixture of images has the mean of the weights in its shares.
         **options: see ``AbstractModule``.
     """
@@ -199,7 +199,7 @@ class AbstractClassifierModule(AbstractModule):
         names = self._data.spec.classes or [str(label) for label in range(len(metric.images))]
         counts = metric.images.tolist()
         recalls = zip(names, metric.recalls.tolist(), counts, strict=True)
-        found = {
+        found: dict[str, Any] = {
             "images": dict(zip(names, counts, strict=True)),
             "recall": {name: recall for name, recall, count in recalls if count},
         }
@@ -249,12 +249,36 @@ def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
         )
 
 
-def _check_class_weights(weights: Sequence[float] | str, num_classes: int) -> None:
+def weights_of_classes(
+    counts: Int64[Tensor, " class"], weights: Sequence[float] | None = None
+) -> Float[Tensor, " class"]:
+    """Return weights of the classes whose mean over all images is 1, so that learning rates stay comparable.
+
+    ``w_k = v_k n / sum_l n_l v_l``, with ``n_k`` images of class ``k`` and ``n`` in all.
+
+    Args:
+        counts: number of images of each class, ``n_k``.
+        weights: positive numbers ``v_k``, of which only the ratios count; by default ``v_k = 1 / n_k``, so that all
+            classes have the same share of the loss (``class_weight="balanced"`` of scikit-learn).
+
+    >>> weights_of_classes(torch.tensor([90, 10]))
+    tensor([0.5556, 5.0000])
+    >>> weights_of_classes(torch.tensor([90, 10]), [1, 9])
+    tensor([0.5556, 5.0000])
+    """
+    exact = counts.double()
+    given = 1 / exact.clamp_min(1)  # 1: a class without images has no effect
+    if weights is not None:
+        given = exact.new_tensor(weights)
+    return (given * exact.sum() / (given * exact).sum()).float()
+
+
+def _check_class_weights(weights: Sequence[float] | Literal["balanced"], num_classes: int) -> None:
     """Check that there is a positive number for each class, or ``"balanced"``."""
     if weights == "balanced":
         return
     are_numbers = all(type(weight) in (int, float) for weight in weights)
-    is_valid = are_numbers and all(0 < weight < math.inf for weight in weights)
+    is_valid = are_numbers and all(0 < float(weight) < math.inf for weight in weights)
     if not is_valid or len(weights) != num_classes:
         raise ValueError(
             f"class_weights is {weights}; expected balanced, or {num_classes} finite numbers above 0, one per class"

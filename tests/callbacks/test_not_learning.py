@@ -14,7 +14,8 @@ from capsule_lab.callbacks import NotLearning
 from capsule_lab.commands import compose
 from capsule_lab.commands.train import train
 from capsule_lab.data import AbstractDataModule, AbstractSource, Images
-from capsule_lab.losses import class_weights, spread_loss
+from capsule_lab.lit.classification import weights_of_classes
+from capsule_lab.losses import spread_loss
 from capsule_lab.schedules import Constant
 from capsule_lab.types import Batch, DataSpec
 from tests.helpers import modules
@@ -165,7 +166,7 @@ def test_constant_answer_of_weighted_classes_is_that_of_weighted_frequencies(
     capsnet: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Classes of 95:5 images with balanced weights cost as much as 50:50, 0.2133, not 0.04."""
-    capsnet.weight_of_class = class_weights(torch.tensor([95, 5, 0]))
+    capsnet.weight_of_class = weights_of_classes(torch.tensor([95, 5, 0]))
     labels = torch.tensor([0] * 95 + [1] * 5)
     losses = {"start": 0.2143, "end": 0.2135, "noise": 1e-4, "epochs": 3}
     of_trainer = {"classes": 3}

@@ -4,13 +4,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
 
 from capsule_lab.commands.train import train
 from capsule_lab.lit import ClassifierModule
-from capsule_lab.losses import class_weights, cross_entropy_loss, margin_loss
+from capsule_lab.lit.classification import weights_of_classes
+from capsule_lab.losses import cross_entropy_loss, margin_loss
 from capsule_lab.types import Batch
 from tests.helpers import modules
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, Tiny
@@ -41,6 +44,28 @@ def fitted(given: Any, loss: Any = cross_entropy_loss) -> tuple[ClassifierModule
     return module, trainer
 
 
+def test_balanced_class_weights_are_those_of_scikit_learn() -> None:
+    labels = np.repeat([0, 1, 2], [70, 25, 5])
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
+    counts = torch.tensor([70, 25, 5])
+    found = weights_of_classes(counts)
+    assert found.tolist() == pytest.approx([*expected], rel=1e-6)
+    assert weights_of_classes(counts, [1 / 70, 1 / 25, 1 / 5]).tolist() == pytest.approx(
+        [*expected]
+    )
+
+
+@pytest.mark.parametrize("given", [None, [1, 1, 1], [1, 2, 3], [0.1, 20, 300]])
+def test_mean_weight_of_all_images_is_one(given: list[float] | None) -> None:
+    counts = torch.tensor([70, 30, 0])
+    weights = weights_of_classes(counts, given)
+    assert (weights * counts).sum().item() == pytest.approx(100)
+    assert weights.isfinite().all()
+    if given:
+        ratios = weights / weights[0]
+        assert ratios.tolist() == pytest.approx([value / given[0] for value in given])
+
+
 @pytest.mark.parametrize("equal", [[1, 1, 1], [0.5, 0.5, 0.5]])
 def test_equal_weights_are_none_to_the_bit(equal: list[float]) -> None:
     expected, _ = fitted(None)
@@ -58,7 +83,7 @@ def test_equal_weights_are_none_to_the_bit(equal: list[float]) -> None:
 @pytest.mark.parametrize(("given", "ratios"), [("balanced", None), ([1, 9, 2], [1, 9, 2])])
 def test_only_the_loss_of_training_is_weighted(given: Any, ratios: Any) -> None:
     module, batch = modules.classifier(cross_entropy_loss, class_weights=given), modules.batch()
-    module.weight_of_class = class_weights(COUNTS, ratios)
+    module.weight_of_class = weights_of_classes(COUNTS, ratios)
     output = module.network(batch.images)
     plain = cross_entropy_loss(output.scores, batch.labels)
     of_images = module.weight_of_class[batch.labels]
