@@ -37,9 +37,10 @@ class AbstractClassifierModule(AbstractModule):
     """Trains a classifier; a subclass defines only the terms of the loss.
 
     In addition to the quantities of ``AbstractModule``, it logs ``<split>/error`` in percent and, in validation and
-    test, ``balanced_error`` and ``auroc``. If images have several labels, ``error`` counts an image as right if all its
-    labels are, ``<split>/label_error`` counts single labels, and, in validation and test, ``present_error`` and
-    ``present_f1`` count the classes that score above 0.9 as present, instead of the other two.
+    test, ``balanced_error`` and ``auroc``, which ranks images by the softmax of their scores. If images have several
+    labels, ``error`` counts an image as right if all its labels are, ``<split>/label_error`` counts single labels, and,
+    in validation and test, ``present_error`` and ``present_f1`` count the classes that score above 0.9 as present,
+    instead of the other two.
 
     A batch may contain several crops per image, ``(batch, crop, channel, height, width)``: the loss is then the mean
     over the crops, and ``combine_crops`` gives the prediction.
@@ -133,11 +134,10 @@ class AbstractClassifierModule(AbstractModule):
         return output.logits
 
     def measure(self, split: str, batch: Batch, output: CapsuleOutput) -> None:
-        ranking = output.ranking
-        self.metrics.update_errors(split, ranking, batch.classes)
-        if self.loss_takes_logits:  # one image may have larger logits than another for all classes
-            ranking = ranking.log_softmax(1)
-        self.metrics.update_ranks(split, ranking, batch.classes)
+        self.metrics.update_errors(split, output.ranking, batch.classes)
+        # relative to the other classes: one image may have higher scores than another for all of them
+        relative = output.ranking.log_softmax(1)
+        self.metrics.update_ranks(split, relative, batch.classes)
         if self.metrics.counts_present(split):
             scores = output.scores
             if self.network.scores_are == "logits":

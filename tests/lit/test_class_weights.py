@@ -14,7 +14,7 @@ from capsule_lab.commands.train import train
 from capsule_lab.lit import ClassifierModule
 from capsule_lab.lit.classification import weights_of_classes
 from capsule_lab.losses import cross_entropy_loss, margin_loss
-from capsule_lab.types import Batch
+from capsule_lab.types import Batch, CapsuleOutput
 from tests.helpers import modules
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, Tiny
 from tests.helpers.training import checkpoint, interrupted_and_resumed, results, weights
@@ -146,6 +146,16 @@ def test_results_by_class_have_names_and_the_error_of_a_constant_answer() -> Non
     assert logged["error"] == pytest.approx(logged["balanced_error"], abs=1e-4)
     assert 0 <= logged["auroc"] <= 1
     assert "constant_error" not in module.class_results("test", None)
+
+
+def test_auroc_compares_the_scores_of_an_image_with_each_other() -> None:
+    """All answers are right; one image has higher scores than another for all classes."""
+    module = modules.classifier(cross_entropy_loss)
+    two_classes = torch.tensor([[0.2, 0.1], [0.9, 0.8], [0.3, 0.4], [0.8, 0.9]])
+    scores = nn.functional.pad(two_classes, (0, 1), value=-9.0)
+    batch = Batch(torch.zeros(4, 1, 4, 4), torch.tensor([0, 0, 1, 1]), torch.arange(4))
+    module.measure("val", batch, CapsuleOutput(scores))
+    assert module.metrics["val/auroc"].compute() == {"auroc": 1.0}
 
 
 BALANCED = ["trainer.max_epochs=2", "trainer.precision=32-true", *NO_PICTURES]
