@@ -2,6 +2,10 @@
 
 All raise ``ValueError`` for options out of range, an empty batch, tensors that do not belong together and, on a CPU,
 labels that are not classes and scores that the loss does not take; ``TypeError`` for tensors of another type.
+
+Losses of labels take ``weights``, one for each image, which multiply the losses of the images before the mean or sum
+over the batch: ``L = 1/n sum_i w_i L_i``. Unlike in torch, a mean divides by the number of images, not by the sum of
+the weights, so that an image counts the same in every batch.
 """
 
 from __future__ import annotations
@@ -55,6 +59,7 @@ def margin_loss(
     absent: float = 0.1,  # Sabour 2017, section 3: m-
     absent_weight: float = 0.5,  # Sabour 2017, section 3: lambda
     reduction: Literal["paper", "official"] = "paper",
+    weights: Float[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, ""]:
     """Margin loss on the lengths of the class capsules (Sabour 2017, equation 4).
 
@@ -69,6 +74,7 @@ def margin_loss(
         reduction: ``"paper"`` sums over the classes and averages over the batch. ``"official"`` (the authors' code) is
             half the mean over batch *and* classes, 1/20 of that for ten classes; a reconstruction weight of 0.0005
             then counts 20 times as much.
+        weights: of the images.
 
     >>> margin_loss(torch.tensor([[0.8, 0.2]]), torch.tensor([0])).item()  # 0.1^2 + 0.5 * 0.1^2
     0.0149...
@@ -86,6 +92,7 @@ def margin_loss(
     truth = _truth(labels, scores)
     missed = truth * (present - scores).relu().square()  # [b k]
     losses = missed + absent_weight * (1 - truth) * (scores - absent).relu().square()
+    losses = _weighted(losses, weights)
     if reduction == "paper":
         return losses.sum(1).mean()
     return 0.5 * losses.mean()  # 0.5: official code
@@ -100,6 +107,7 @@ def spread_loss(
     *,
     margin: float | Tensor = 0.9,  # Hinton 2018, section 4.1: m at the end of training
     reduction: Literal["paper", "official", "sum"] = "paper",
+    weights: Float[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, ""]:
     """Spread loss on the activations of the class capsules (Hinton 2018, equation 3).
 
@@ -114,6 +122,7 @@ def spread_loss(
             code, is the mean over batch *and* classes, including the true class (always 0): 1/5 of ``"paper"`` for
             five classes, so that a weight penalty counts 5 times as much. ``"sum"``, as a tutorial, sums over classes
             and the batch of each process, so that gradients grow with the batch.
+        weights: of the images.
 
     >>> spread_loss(torch.tensor([[0.8, 0.3, 0.1]]), torch.tensor([0])).item()  # 0.4^2 + 0.2^2
     0.1999...
@@ -126,6 +135,7 @@ def spread_loss(
         check_number("margin", margin, most=1, above=0)
     true = scores.gather(1, labels[:, None])  # [b 1]
     losses = (margin - (true - scores)).relu().square() * (1 - _truth(labels, scores))  # [b k]
+    losses = _weighted(losses, weights)
     if reduction == "paper":
         return losses.sum(1).mean()
     return losses.sum() if reduction == "sum" else losses.mean()
@@ -169,6 +179,7 @@ def cross_entropy_loss(
     labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch classes"],
     *,
     label_smoothing: float = 0.0,
+    weights: Float[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, ""]:
     """Softmax cross-entropy, averaged over the batch.
 
@@ -179,6 +190,7 @@ def cross_entropy_loss(
         scores: logits, or lengths or activations of capsules.
         labels: classes, ``(batch,)``, or one probability per class; several labels, as other losses take, are refused.
         label_smoothing: share of the target spread evenly over all classes, in [0, 1) (Szegedy 2016, section 7).
+        weights: of the images.
 
     >>> cross_entropy_loss(torch.tensor([[9.0, 0.0]]).log1p(), torch.tensor([0])).item()  # log(1 + 1/10)
     0.0953...
@@ -192,7 +204,12 @@ def cross_entropy_loss(
             "cross_entropy_loss received shares of classes that do not sum to 1 for each image; expected one "
             "probability per class, or margin_loss or sigmoid_cross_entropy_loss for several labels"
         )
-    return nn.functional.cross_entropy(scores, labels, label_smoothing=label_smoothing)
+    if weights is None:
+        return nn.functional.cross_entropy(scores, labels, label_smoothing=label_smoothing)
+    losses = nn.functional.cross_entropy(
+        scores, labels, label_smoothing=label_smoothing, reduction="none"
+    )
+    return (losses * weights).mean()
 
 
 @expects("logits")
@@ -203,9 +220,10 @@ def logits_cross_entropy_loss(
     labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch classes"],
     *,
     label_smoothing: float = 0.0,
+    weights: Float[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, ""]:
     """Softmax cross-entropy of logits, such as those of class capsules, which unlike activations do not saturate."""
-    return cross_entropy_loss(logits, labels, label_smoothing=label_smoothing)
+    return cross_entropy_loss(logits, labels, label_smoothing=label_smoothing, weights=weights)
 
 
 @expects("logits")
@@ -214,6 +232,8 @@ def logits_cross_entropy_loss(
 def sigmoid_cross_entropy_loss(
     scores: Float[Tensor, "batch classes"],
     labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch classes"],
+    *,
+    weights: Float[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, ""]:
     """Binary cross-entropy of each class, summed over the classes and averaged over the batch.
 
@@ -223,6 +243,7 @@ def sigmoid_cross_entropy_loss(
     Args:
         scores: logits.
         labels: classes, ``(batch,)`` or ``(batch, label)``; or one row per image with 0 and 1.
+        weights: of the images.
 
     >>> sigmoid_cross_entropy_loss(torch.zeros(1, 3), torch.tensor([[0, 2]])).item()  # 3 log 2
     2.0794...
@@ -230,7 +251,7 @@ def sigmoid_cross_entropy_loss(
     _check_labels("sigmoid_cross_entropy_loss", labels, scores)
     truth = _truth(labels, scores)
     losses = nn.functional.binary_cross_entropy_with_logits(scores, truth, reduction="none")
-    return losses.sum(1).mean()
+    return _weighted(losses, weights).sum(1).mean()
 
 
 def l2_loss(
@@ -263,6 +284,11 @@ def _half_squares(*kernels: Tensor) -> Tensor:
     for kernel in kernels:
         total = total + 0.5 * kernel.square().sum()  # 0.5: the gradient is the kernel
     return total
+
+
+def _weighted(losses: Tensor, weights: Tensor | None) -> Tensor:
+    """Return losses ``(batch, class)``, those of each image times its weight."""
+    return losses if weights is None else losses * weights.unsqueeze(1)
 
 
 def _truth(labels: Tensor, scores: Tensor) -> Tensor:

@@ -9,7 +9,14 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch, MultilabelF1Score
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassRecall,
+    MultilabelExactMatch,
+    MultilabelF1Score,
+)
+from torchmetrics.functional.classification import binary_auroc
+from torchmetrics.utilities import dim_zero_cat
 
 from capsule_lab.functional import check_label_count, predicted_labels
 from capsule_lab.shapes import check_range, checks_shapes
@@ -41,6 +48,80 @@ class ErrorRate(MulticlassAccuracy):
         """Return how many were wrong and how many there were in this process."""
         right, wrong = cast(Tensor, self.tp).sum(), cast(Tensor, self.fn).sum()
         return wrong, right + wrong
+
+
+class BalancedError(MulticlassRecall):
+    """Error in percent, averaged over the classes: 100 minus the mean recall.
+
+    Rare classes count as much as frequent ones; a constant answer has 50 for two classes, 90 for ten. Classes without
+    images do not count.
+
+    Attributes:
+        recalls: of the last ``compute``: percentage of the images of each class that are right, ``(class,)``.
+        images: of the last ``compute``: number of images of each class, ``(class,)``.
+    """
+
+    higher_is_better = False
+
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(num_classes=num_classes, average="none", validate_args=False, **kwargs)
+        self.recalls = torch.zeros(num_classes)
+        self.images = torch.zeros(num_classes, dtype=torch.int64)
+
+    @checks_shapes
+    def update(
+        self, preds: Float[Tensor, "batch {self.num_classes}"], target: Int64[Tensor, " batch"]
+    ) -> None:
+        _check_classes(self, target, preds)
+        super().update(preds, target)
+
+    def compute(self) -> Tensor:
+        self.recalls = 100 * super().compute()
+        self.images = cast(Tensor, self.tp) + cast(Tensor, self.fn)
+        return 100 - self.recalls[self.images > 0].mean()
+
+
+class AUROC(Metric):
+    """Area under the ROC curve of each class against all others, averaged over the classes, in [0, 1].
+
+    Images of a class are ranked by its score, so that only the order of the scores counts. Chance is 0.5. Classes
+    without images do not count.
+    """
+
+    full_state_update = False
+    higher_is_better = True
+    scores: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for state in ("scores", "labels"):
+            self.add_state(state, [], dist_reduce_fx="cat")
+
+    @checks_shapes
+    def update(
+        self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]
+    ) -> None:
+        _check_classes(self, labels, scores)
+        self.scores.append(scores)
+        self.labels.append(labels)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return ``auroc``; nothing if all images have one class, which is told apart from no other."""
+        scores, labels = dim_zero_cat(self.scores), dim_zero_cat(self.labels)
+        areas = []
+        present = labels.unique()
+        for label in present if len(present) > 1 else ():
+            ranks = scores[:, label].unique(return_inverse=True)[1]
+            # torchmetrics would pass scores outside of [0, 1] through a logistic function, which rounds to 1
+            areas.append(binary_auroc(ranks / len(ranks), labels == label, validate_args=False))
+        return {"auroc": torch.stack(areas).mean()} if areas else {}
+
+
+def constant_error(counts: Tensor, answer: int) -> float:
+    """Return the error in percent of always answering one class, for ``counts`` images of each class."""
+    number = counts.sum()
+    return 100 * (number - counts[answer]).item() / number.item()
 
 
 class LabelError(Metric):

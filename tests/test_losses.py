@@ -1,5 +1,6 @@
 """Losses equal loops and published numbers, and keep the contract of all losses."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -262,3 +263,34 @@ def test_every_loss_keeps_the_contract(loss: Any) -> None:
 def test_invalid_arguments_of_losses_are_refused(call: Callable[[], Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         call()
+
+
+WEIGHTED = [
+    margin_loss,
+    functools.partial(margin_loss, reduction="official"),
+    spread_loss,
+    functools.partial(spread_loss, reduction="official"),
+    cross_entropy_loss,
+    functools.partial(cross_entropy_loss, label_smoothing=0.1),
+    logits_cross_entropy_loss,
+    sigmoid_cross_entropy_loss,
+]
+
+
+@pytest.mark.parametrize("loss", WEIGHTED)
+def test_weighted_loss_is_the_mean_of_weighted_losses_of_images(loss: Any) -> None:
+    scores = lengths()
+    weights = torch.tensor([0.5, 3.0, 1.0, 0.1], dtype=torch.float64)
+    expected = torch.zeros((), dtype=torch.float64)
+    for weight, score, label in zip(weights, scores, LABELS, strict=True):
+        expected += weight * loss(score[None], label[None]) / len(scores)
+    torch.testing.assert_close(loss(scores, LABELS, weights=weights), expected, **exact)
+    sum_over_four_images = spread_loss(scores, LABELS, weights=weights, reduction="sum")
+    torch.testing.assert_close(
+        sum_over_four_images, 4 * spread_loss(scores, LABELS, weights=weights), **exact
+    )
+
+
+def test_loss_refuses_weights_of_other_images() -> None:
+    with pytest.raises(ValueError, match="margin_loss received weights"):
+        margin_loss(lengths(), LABELS, weights=torch.ones(3))

@@ -1,7 +1,9 @@
 import math
+import warnings
 
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
 
 from capsule_lab import metrics
 
@@ -89,3 +91,59 @@ def test_present_classes_are_those_above_nine_tenths() -> None:
         metric.update(scores[2:], labels[2:])
     assert error.compute().item() == pytest.approx(50.0)  # one missed, one too many
     assert f1.compute().item() == pytest.approx(2 * 6 / (2 * 6 + 1 + 1))
+
+
+def unbalanced(images: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores of four classes, of which the last has no images, and labels; all numbers differ."""
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.rand(images, generator=generator) ** 3 * 3).long()
+    scores = torch.rand(images, 4, generator=generator)
+    scores[torch.arange(images), labels] += 0.3
+    return scores, labels
+
+
+def test_balanced_error_and_recalls_equal_those_of_scikit_learn() -> None:
+    scores, labels = unbalanced()
+    metric = metrics.BalancedError(num_classes=4)
+    for part, of_part in zip(scores.split(25), labels.split(25), strict=True):
+        metric.update(part, of_part)
+    predictions = scores.argmax(1)
+    recalls = recall_score(labels, predictions, labels=range(4), average=None, zero_division=0)
+    expected = balanced_error_of(labels, predictions)
+    assert 3 in predictions, "a wrong answer that is no image's class"
+    assert metric.compute().item() == pytest.approx(expected, abs=1e-4)
+    assert metric.recalls.tolist() == pytest.approx([*(100 * recalls)], abs=1e-4)
+    assert metric.images.tolist() == labels.bincount(minlength=4).tolist()
+    micro = metrics.ErrorRate(num_classes=4)
+    micro.update(scores, labels)
+    assert abs(micro.compute().item() - expected) > 1
+
+
+def balanced_error_of(labels: torch.Tensor, predictions: torch.Tensor) -> float:
+    with warnings.catch_warnings(action="ignore"):  # of predictions that are in no label
+        return float(100 * (1 - balanced_accuracy_score(labels, predictions)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3], ids=["activations", "logits"])
+def test_auroc_equals_that_of_scikit_learn(scale: float) -> None:
+    scores, labels = unbalanced()
+    scores = scale * (scores - scores.mean())
+    metric = metrics.AUROC()
+    for part, of_part in zip(scores.split(25), labels.split(25), strict=True):
+        metric.update(part, of_part)
+    areas = [roc_auc_score(labels == label, scores[:, label]) for label in range(3)]
+    assert metric.compute()["auroc"].item() == pytest.approx(sum(areas) / 3, abs=1e-6)
+
+
+def test_auroc_counts_equal_scores_half_and_is_undefined_for_one_class() -> None:
+    metric = metrics.AUROC()
+    metric.update(torch.ones(4, 3), torch.tensor([0, 0, 0, 1]))
+    assert metric.compute()["auroc"].item() == 0.5
+    metric.reset()
+    metric.update(torch.ones(4, 3), torch.tensor([2, 2, 2, 2]))
+    assert metric.compute() == {}
+
+
+def test_constant_error_is_that_of_the_other_classes() -> None:
+    assert metrics.constant_error(torch.tensor([95, 5]), 0) == 5
+    assert metrics.constant_error(torch.tensor([95, 5]), 1) == 95

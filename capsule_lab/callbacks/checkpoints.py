@@ -62,11 +62,13 @@ class EmbedConfig(Callback):
         provenance: dict[str, Any],
         spec: DataSpec,
         input_form: dict[str, Any],
+        class_counts: list[int],
     ) -> None:
         self.config = config
         self.provenance = provenance
         self.spec = spec
         self.input_form = input_form
+        self.class_counts = class_counts
         self.seconds_before = 0.0
         self.cpu_seconds_before = 0.0
         self.steps_before = 0
@@ -134,6 +136,7 @@ class EmbedConfig(Callback):
             "provenance": self.provenance,
             "spec": dataclasses.asdict(self.spec),
             "input_form": self.input_form,
+            "class_counts": self.class_counts,
             "seconds": self.seconds,
             "cpu_seconds": self.cpu_seconds,
             "val": self.val,

@@ -16,6 +16,7 @@ from torch import Tensor
 from capsule_lab.callbacks.constant_answer import best_constant_loss, loss_of_constant
 from capsule_lab.lit import AbstractModule
 from capsule_lab.lit.classification import AbstractClassifierModule
+from capsule_lab.metrics import constant_error
 from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
@@ -144,7 +145,10 @@ class NotLearning(Callback):
         self.before = losses
 
         metrics = trainer.callback_metrics
-        errors = [float(metrics[name]) for name in ("train/error", "val/error") if name in metrics]
+        names = ["train/error", "val/error"]
+        if getattr(cast(Any, trainer).datamodule, "sampling", None):
+            names.remove("val/error")  # of other frequencies than the labels that are counted
+        errors = [float(metrics[name]) for name in names if name in metrics]
         chance = self._error_of_chance(trainer)
         if not errors or not min(errors) >= _CHANCE * chance > 0:
             return
@@ -168,7 +172,7 @@ class NotLearning(Callback):
         labels_per_image = data.spec.labels_per_image
         if labels_per_image > 1 and getattr(data, "same_class", "never") != "only":
             return 100 * (1 - 1 / math.comb(len(self.labels), labels_per_image))
-        return 100 * (1 - self.labels.max().item() / self.labels.sum().item())
+        return constant_error(self.labels, int(self.labels.argmax()))
 
     def _diagnosis(
         self, trainer: L.Trainer, module: L.LightningModule, losses: Tensor, *, is_last: bool
@@ -208,6 +212,10 @@ class NotLearning(Callback):
         labels = self._labels_of_run()
         assert labels is not None
         frequencies = labels.double().cpu() / self.images
+        if (
+            module.weight_of_class is not None
+        ):  # a class that counts twice is as if it had twice as many images
+            frequencies = frequencies * module.weight_of_class.double().cpu()
         last = trainer.global_step
         batches_per_step = self.steps / max(1, last - self.first_step)
         first = max(0.0, last - batches / batches_per_step)

@@ -105,7 +105,11 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     first, others = runs.results.describe_metrics(options.split, result[options.split])
     console = Console(highlight=False)
     data = printable(runs.results.describe_data(result["provenance"]))
-    console.print(f"[bold]{first}[/]{others}  of {escape(options.ckpt)}", soft_wrap=True)
+    first = f"[bold]{first}[/]{runs.results.describe_constant(result)}{others}"
+    console.print(f"{first}  of {escape(options.ckpt)}", soft_wrap=True)
+    by_class = runs.results.describe_classes(result, options.split)
+    if by_class:
+        console.print(by_class, soft_wrap=True, markup=False)
     console.print(f"data: {data}", soft_wrap=True, markup=False)
     predictions = run.module.test_predictions()
     if predictions:
@@ -190,8 +194,9 @@ def evaluate(
         couplings: ``"trained"``, or ``"equal"``: see ``capsule_lab.analysis.equal_couplings``.
 
     Returns:
-        The metrics under the name of the split, ``image_counts``, ``checkpoint``, ``provenance``, ``data``,
-        ``couplings``, and the items of ``environment.of_this_process`` and ``environment.facts_of_trainer``.
+        The metrics under the name of the split, ``classes`` (see ``runs.results.ClassResults``), ``image_counts``,
+        ``checkpoint``, ``provenance``, ``data``, ``couplings``, and the items of ``environment.of_this_process`` and
+        ``environment.facts_of_trainer``.
 
     Raises:
         ConfigError, DataError, RunError: for unknown options, for data that is missing or does not fit the network, and
@@ -221,6 +226,7 @@ def evaluate(
     runs.results.check_finite(metrics, f"the evaluation of {run.checkpoint}")
     return {
         split: metrics,
+        "classes": run.module.class_results(split, run.class_counts),
         "image_counts": runs.results.image_counts(run.module, datamodule),
         "checkpoint": str(run.checkpoint),
         "provenance": datamodule.provenance,

@@ -94,7 +94,10 @@ class Training:
         self.checkpoint = runs.checkpoints.checkpoint_to_resume(
             self.config, self.directory, data.provenance
         )
-        self.embed = callbacks.EmbedConfig(self.config, data.provenance, data.spec, data.input_form)
+        self.class_counts = data.class_counts().tolist()
+        self.embed = callbacks.EmbedConfig(
+            self.config, data.provenance, data.spec, data.input_form, self.class_counts
+        )
         self.trainer = build.build_trainer(
             self.config.trainer,
             self.directory,
@@ -218,6 +221,7 @@ class Training:
         step = runs.checkpoints.read(weights)["global_step"]
         tested = {
             "test": self._test_weights(weights),
+            "classes": self.module.class_results("test", self.class_counts),
             "weights_tested": weights.stem,
             "tested_step": step,
         }
@@ -241,6 +245,7 @@ class Training:
         return {
             **result,
             "test": test,
+            "classes": self.module.class_results("test", self.class_counts),
             "weights_tested": weights.stem,
             "tested_step": self.trainer.global_step,
         }

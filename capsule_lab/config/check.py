@@ -78,6 +78,8 @@ def _check_arguments(
         if name not in arguments:
             known = [f"{path}.{option}" for option in arguments]
             options = suggest(key, known) if known else f"{node['_target_']} takes no options"
+            if meant := key_meant(name):
+                options = f"did you mean {meant}?"
             raise ConfigError(f"{key} does not exist; {options}")
         is_known_later = OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name)
         if not is_known_later and key != "trainer.precision":  # where we add "auto"

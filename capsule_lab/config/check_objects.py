@@ -36,6 +36,11 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
                 )
             shares = torch.full((1, data.spec.num_classes), 1 / data.spec.num_classes)
             module.loss(torch.zeros(1, data.spec.num_classes), shares)
+    if getattr(module, "class_weights", None) is not None and data.sampling:
+        raise ConfigError(
+            f"module.class_weights={module.class_weights} and data.sampling={data.sampling} both correct the "
+            "frequencies of the classes; expected one of them"
+        )
     batches = -(-len(data.dataset("train")) // (data.batch_size * trainer.world_size))
     interval = trainer.val_check_interval
     if type(interval) is int and trainer.check_val_every_n_epoch is not None and interval > batches:

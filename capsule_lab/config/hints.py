@@ -22,6 +22,8 @@ _ALIASES = {
     "trainer.devices": ("gpus", "num_gpus"),
     "trainer.accelerator": ("device",),
     "data.batch_size": ("batch_size", "bs"),
+    "module.class_weights": ("class_weights", "class_weight", "pos_weight"),
+    "data.sampling": ("sampler", "oversampling", "weighted_sampler"),
     "data": ("dataset",),
     "model": ("net", "network", "arch"),
     "optimizer": ("optim",),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from capsule_lab.data.balanced import BalancedBatches, Repeated
 from capsule_lab.data.download import data_directory
 from capsule_lab.data.loader import (
     EpochBatches,
@@ -78,6 +79,8 @@ class AbstractDataModule(L.LightningDataModule):
         augment: apply random transformations in training.
         mixup: mix every training image and its label with those of another, in shares from Beta(mixup, mixup) (Zhang
             et al. 2018); labels become shares of the classes. ``None`` turns it off. Requires one label per image.
+        sampling: ``"balanced"`` draws each class equally often in training, as many images per epoch as there are, see
+            ``BalancedBatches``; ``None`` has every image once. Requires one label per image.
         on_device: copy the sets to the training device and index batches there; the batches are the same. ``"auto"``
             copies a set to a GPU if the set takes at most a quarter of the free memory. If a set does not fit, it and
             all later sets stay on the CPU, with a warning.
@@ -117,6 +120,7 @@ class AbstractDataModule(L.LightningDataModule):
         eval_images: int | None = None,
         augment: bool = True,
         mixup: float | None = None,
+        sampling: Literal["balanced"] | None = None,
         on_device: OnDevice = "auto",
         seed: int = 0,
     ) -> None:
@@ -128,6 +132,11 @@ class AbstractDataModule(L.LightningDataModule):
             check_number("data.eval_images", eval_images, 1)
         if mixup is not None:
             check_number("data.mixup", mixup, above=0)
+        check_choice("data.sampling", sampling, ("balanced", None))
+        if sampling and mixup is not None:
+            raise ValueError(
+                f"data.sampling is {sampling}, but data.mixup={mixup} mixes images with any other; expected one of them"
+            )
         if batch_size < 1 or eval_batch_size < 1:
             raise ValueError(
                 f"batch sizes are {batch_size} and {eval_batch_size}; expected 1 or more"
@@ -142,6 +151,7 @@ class AbstractDataModule(L.LightningDataModule):
         self.eval_images = eval_images
         self.augment = augment
         self.mixup = mixup
+        self.sampling = sampling
         self._shares = None if mixup is None else shares_of(mixup)
         self.on_device = on_device
         self.seed = seed
@@ -267,6 +277,10 @@ class AbstractDataModule(L.LightningDataModule):
         """Return the number of test images without ``eval_images``."""
         return sum(self.test_sizes.values())
 
+    def class_counts(self) -> Tensor:
+        """Return the number of training images of each class, ``(class,)``; after ``setup("fit")``."""
+        return torch.bincount(self.sets["train"].labels.cpu(), minlength=self.spec.num_classes)
+
     # --- what training uses
 
     @property
@@ -324,6 +338,11 @@ class AbstractDataModule(L.LightningDataModule):
         if self.mixup is not None and self.spec.labels_per_image > 1:
             raise ValueError(
                 f"data.mixup is {self.mixup}, and every image has {self.spec.labels_per_image} labels; expected null"
+            )
+        if self.sampling and (self.spec.labels_per_image > 1 or self.spec.change):
+            raise ValueError(
+                f"data.sampling is {self.sampling}, but {type(self).__name__} has pairs or several labels, not one "
+                "class for each image; expected null"
             )
         images = self.load(train=True)
         what = f"the training set of {type(self).__name__}"
@@ -431,16 +450,19 @@ class AbstractDataModule(L.LightningDataModule):
         dataset = self._dataset_on(device, name)
         if training and self.mixup is not None and trainer is not None:  # only a Trainer mixes them
             dataset = WithPartners(dataset)
-        batches = EpochBatches(
-            len(dataset),
-            batch_size,
-            seed=self.seed,
-            shuffle=training,
-            drop_last=training,
-            rank=rank,
-            world_size=world_size,
-            device=dataset.device,
-        )
+        options: dict[str, Any] = {
+            "seed": self.seed,
+            "shuffle": training,
+            "drop_last": training,
+            "rank": rank,
+            "world_size": world_size,
+            "device": dataset.device,
+        }
+        batches = EpochBatches(len(dataset), batch_size, **options)
+        if training and self.sampling:
+            dataset = Repeated(dataset)
+            labels = self.sets["train"].labels.cpu().numpy()
+            batches = BalancedBatches(len(dataset), batch_size, labels=labels, **options)
         if training and environment.is_gpu(dataset.device):
             dataset = ReplayedSet(dataset, lambda: self._replayed is not None)
         pin_memory = dataset.device.type == "cpu" and device.type == "cuda"

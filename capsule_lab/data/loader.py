@@ -360,12 +360,15 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
+    def order(self) -> Tensor:
+        """Return the indices of this epoch on the CPU, ``(size,)``."""
+        if not self.shuffle:
+            return torch.arange(self.size)
+        generator = np.random.default_rng((self.seed, self.epoch))
+        return torch.from_numpy(generator.permutation(self.size))
+
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        order = torch.arange(self.size)
-        if self.shuffle:
-            generator = np.random.default_rng((self.seed, self.epoch))
-            order = torch.from_numpy(generator.permutation(self.size))
-        order = order.to(self.device)
+        order = self.order().to(self.device)
         for batch in range(self._first_batch(), len(self)):
             self.position = batch + 1
             indices = order[self.bounds[batch] : self.bounds[batch + 1]]

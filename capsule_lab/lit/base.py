@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -262,6 +262,10 @@ class AbstractModule(LightningModule):
 
     def test_predictions(self) -> dict[str, Any]:
         """Return arrays with a prediction for each image of the last test; empty for a network without classes."""
+        return {}
+
+    def class_results(self, split: str, train_counts: Sequence[int] | None) -> dict[str, Any]:
+        """Return results by class of the last validation or test; empty for a network without classes."""
         return {}
 
     def schedule_values(self, step: int | None = None) -> dict[str, float]:

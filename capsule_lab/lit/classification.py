@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy.typing as npt
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.errors import ConfigError
 from capsule_lab.functional import combine_crops
 from capsule_lab.lit.base import AbstractModule
 from capsule_lab.lit.metrics import SplitMetrics
+from capsule_lab.metrics import constant_error
 from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
 from capsule_lab.types import Batch, CapsuleOutput
 
@@ -33,9 +36,11 @@ class BatchOfTest(NamedTuple):
 class AbstractClassifierModule(AbstractModule):
     """Trains a classifier; a subclass defines only the terms of the loss.
 
-    In addition to the quantities of ``AbstractModule``, it logs ``<split>/error`` in percent. If images have several
-    labels, ``error`` counts an image as right if all its labels are, and ``<split>/label_error`` counts single labels.
-    In validation and test, ``present_error`` and ``present_f1`` count the classes that score above 0.9 as present.
+    In addition to the quantities of ``AbstractModule``, it logs ``<split>/error`` in percent and, in validation and
+    test, ``balanced_error`` and ``auroc``, which ranks images by the softmax of their scores. If images have several
+    labels, ``error`` counts an image as right if all its labels are, ``<split>/label_error`` counts single labels, and,
+    in validation and test, ``present_error`` and ``present_f1`` count the classes that score above 0.9 as present,
+    instead of the other two.
 
     A batch may contain several crops per image, ``(batch, crop, channel, height, width)``: the loss is then the mean
     over the crops, and ``combine_crops`` gives the prediction.
@@ -45,6 +50,9 @@ class AbstractClassifierModule(AbstractModule):
             schedule with the name of one of its arguments, such as ``margin``, sets this argument during ``fit``
             (training and validation) in place of the configured value.
         num_classes, labels_per_image: number of classes, and of labels per image.
+        class_weights: weights of the classes in the classification loss of training steps, of which only the ratios
+            count, or ``"balanced"``, see ``weights_of_classes``; ``None`` for none. Those of validation and test are
+            not weighted, so that runs can be compared. A mixture of images has the mean of the weights in its shares.
         **options: see ``AbstractModule``.
     """
 
@@ -57,11 +65,17 @@ class AbstractClassifierModule(AbstractModule):
         loss: Loss,
         num_classes: int,
         labels_per_image: int = 1,
+        class_weights: Sequence[float] | Literal["balanced"] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(network, metrics=SplitMetrics(num_classes, labels_per_image), **options)
         _check_bounded(network, loss)
+        if class_weights is not None:
+            _check_class_weights(class_weights, num_classes)
+            _check_takes_weights(loss, labels_per_image)
         self.loss = loss
+        self.class_weights = class_weights
+        self.weight_of_class: Tensor | None = None  # (class,), of a fit
         self._tested: list[BatchOfTest] = []
         arguments = inspect.signature(_function(loss)).parameters
         self.scheduled_arguments = self.schedule.keys() & arguments
@@ -71,7 +85,29 @@ class AbstractClassifierModule(AbstractModule):
     ) -> dict[str, Tensor]:
         """Return the classification loss under its name: ``margin_loss`` gives ``margin``."""
         name = _function(self.loss).__name__.removesuffix("_loss")
-        return {name: self.scheduled_loss(schedule)(self._scores_for_loss(output), batch.labels)}
+        loss = self.scheduled_loss(schedule)
+        if self.training and self.weight_of_class is not None:
+            loss = functools.partial(loss, weights=self._weights_of(batch.labels))
+        return {name: loss(self._scores_for_loss(output), batch.labels)}
+
+    def _weights_of(self, labels: Tensor) -> Tensor:
+        assert self.weight_of_class is not None
+        if labels.is_floating_point():  # no matrix product, which autocast would round
+            return (labels * self.weight_of_class).sum(1)
+        return self.weight_of_class[labels]
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if self.class_weights is None:
+            return
+        given = None if self.class_weights == "balanced" else self.class_weights
+        weights = weights_of_classes(self._data.class_counts(), given)
+        if weights.ne(1).any():  # the weighted loss of equal weights differs in the last bits
+            self.weight_of_class = weights.to(self.device)
+
+    def on_fit_end(self) -> None:
+        super().on_fit_end()
+        self.weight_of_class = None
 
     def scheduled_loss(self, schedule: Mapping[str, float]) -> Loss:
         """Return the classification loss with the arguments that ``schedule`` sets."""
@@ -99,6 +135,9 @@ class AbstractClassifierModule(AbstractModule):
 
     def measure(self, split: str, batch: Batch, output: CapsuleOutput) -> None:
         self.metrics.update_errors(split, output.ranking, batch.classes)
+        # relative to the other classes: one image may have higher scores than another for all of them
+        relative = output.ranking.log_softmax(1)
+        self.metrics.update_ranks(split, relative, batch.classes)
         if self.metrics.counts_present(split):
             scores = output.scores
             if self.network.scores_are == "logits":
@@ -148,6 +187,27 @@ class AbstractClassifierModule(AbstractModule):
             found["part"] = parts.repeat_interleave(sizes)
         return {name: _as_array(values) for name, values in found.items()}
 
+    def class_results(self, split: str, train_counts: Sequence[int] | None) -> dict[str, Any]:
+        """Return the attributes of ``runs.results.ClassResults`` for the last validation or test.
+
+        The result is empty if images have several labels. ``train_counts``: number of training images of each class.
+        """
+        name = f"{split}/balanced_error"
+        if name not in self.metrics:
+            return {}
+        metric = cast(Any, self.metrics[name])
+        names = self._data.spec.classes or [str(label) for label in range(len(metric.images))]
+        counts = metric.images.tolist()
+        recalls = zip(names, metric.recalls.tolist(), counts, strict=True)
+        found: dict[str, Any] = {
+            "images": dict(zip(names, counts, strict=True)),
+            "recall": {name: recall for name, recall, count in recalls if count},
+        }
+        if train_counts:
+            most_frequent = max(range(len(train_counts)), key=train_counts.__getitem__)
+            found["constant_error"] = constant_error(metric.images, most_frequent)
+        return found
+
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
         if batch.images.ndim < 5:
             return super().terms(batch)
@@ -186,6 +246,55 @@ def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
             f"{function.__name__} expects activations in [0, 1], but with "
             f"routing.squash={routing.options.get('squash', 'none')} lengths have no bound; expected "
             "loss=cross_entropy_logits, or routing.squash=squash"
+        )
+
+
+def weights_of_classes(
+    counts: Int64[Tensor, " class"], weights: Sequence[float] | None = None
+) -> Float[Tensor, " class"]:
+    """Return weights of the classes whose mean over all images is 1, so that learning rates stay comparable.
+
+    ``w_k = v_k n / sum_l n_l v_l``, with ``n_k`` images of class ``k`` and ``n`` in all.
+
+    Args:
+        counts: number of images of each class, ``n_k``.
+        weights: positive numbers ``v_k``, of which only the ratios count; by default ``v_k = 1 / n_k``, so that all
+            classes have the same share of the loss (``class_weight="balanced"`` of scikit-learn).
+
+    >>> weights_of_classes(torch.tensor([90, 10]))
+    tensor([0.5556, 5.0000])
+    >>> weights_of_classes(torch.tensor([90, 10]), [1, 9])
+    tensor([0.5556, 5.0000])
+    """
+    exact = counts.double()
+    given = 1 / exact.clamp_min(1)  # 1: a class without images has no effect
+    if weights is not None:
+        given = exact.new_tensor(weights)
+    return (given * exact.sum() / (given * exact).sum()).float()
+
+
+def _check_class_weights(weights: Sequence[float] | Literal["balanced"], num_classes: int) -> None:
+    """Check that there is a positive number for each class, or ``"balanced"``."""
+    if weights == "balanced":
+        return
+    are_numbers = all(type(weight) in (int, float) for weight in weights)
+    is_valid = are_numbers and all(0 < float(weight) < math.inf for weight in weights)
+    if not is_valid or len(weights) != num_classes:
+        raise ValueError(
+            f"class_weights is {weights}; expected balanced, or {num_classes} finite numbers above 0, one per class"
+        )
+
+
+def _check_takes_weights(loss: Loss, labels_per_image: int) -> None:
+    """Check that the loss takes a weight for each image, and that an image has one class."""
+    if labels_per_image > 1:
+        raise ValueError(
+            f"class_weights needs one class for each image, but these have {labels_per_image}; expected null"
+        )
+    if "weights" not in inspect.signature(_function(loss)).parameters:
+        raise ValueError(
+            f"{_function(loss).__name__} has no argument weights, one for each image, which class_weights needs; "
+            "expected a loss of capsule_lab.losses, or null"
         )
 
 

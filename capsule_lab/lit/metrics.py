@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
 from capsule_lab.lit import lightning_internals
-from capsule_lab.metrics import ErrorRate, ExactMatchError, LabelError, PresentError, PresentF1
+from capsule_lab.metrics import (
+    AUROC,
+    BalancedError,
+    ErrorRate,
+    ExactMatchError,
+    LabelError,
+    PresentError,
+    PresentF1,
+)
 
 SPLITS = ("train", "val", "test")
 
@@ -19,9 +27,10 @@ SPLITS = ("train", "val", "test")
 class SplitMetrics(nn.ModuleDict):
     """Metrics by the names under which they are logged, ``<split>/<quantity>``.
 
-    ``train``, ``val`` and ``test`` have ``error``, in percent. If images have several labels, all have ``label_error``,
-    and ``val`` and ``test`` also have ``present_error`` and ``present_f1``. With 0 classes (a network that does not
-    classify) there is none of these. The first batch adds the means of the loss terms.
+    ``train``, ``val`` and ``test`` have ``error``, in percent, and ``val`` and ``test`` also ``balanced_error`` and
+    ``auroc``. If images have several labels, all have ``label_error``, and ``val`` and ``test`` have ``present_error``
+    and ``present_f1`` instead of those. With 0 classes (a network that does not classify) there is none of these. The
+    first batch adds the means of the loss terms.
     """
 
     def __init__(self, num_classes: int = 0, labels_per_image: int = 1) -> None:
@@ -38,6 +47,10 @@ class SplitMetrics(nn.ModuleDict):
             for split in ("val", "test"):
                 self[f"{split}/present_error"] = PresentError(num_classes)
                 self[f"{split}/present_f1"] = PresentF1(num_classes)
+            return
+        for split in ("val", "test"):
+            self[f"{split}/balanced_error"] = BalancedError(num_classes)
+            self[f"{split}/auroc"] = AUROC()
 
     def add_error(self, split: str, device: torch.device | None = None) -> None:
         """Add an empty ``<split>/error`` for another split, such as a part of the test set."""
@@ -46,7 +59,8 @@ class SplitMetrics(nn.ModuleDict):
 
     def update_errors(self, split: str, scores: Tensor, labels: Tensor) -> None:
         """Count the predictions of one batch."""
-        for name in (f"{split}/error", f"{split}/label_error"):
+        for quantity in ("error", "label_error", "balanced_error"):
+            name = f"{split}/{quantity}"
             if name in self:
                 self._metric(name).update(scores.detach(), labels)
 
@@ -57,6 +71,12 @@ class SplitMetrics(nn.ModuleDict):
     def update_present(self, split: str, scores: Tensor, labels: Tensor) -> None:
         """Count the classes above a threshold, from scores in [0, 1] and labels ``(batch, label)``."""
         for name in (f"{split}/present_error", f"{split}/present_f1"):
+            self._metric(name).update(scores.detach(), labels)
+
+    def update_ranks(self, split: str, scores: Tensor, labels: Tensor) -> None:
+        """Collect scores that rank the images of one batch by class, outside of training and for single labels."""
+        name = f"{split}/auroc"
+        if name in self:
             self._metric(name).update(scores.detach(), labels)
 
     def update_means(self, split: str, terms: dict[str, Tensor], images: int) -> None:

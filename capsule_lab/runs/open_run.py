@@ -49,6 +49,7 @@ class Run:
         directory: the run directory, or the folder of a checkpoint file outside a run directory.
         step: number of training steps of these weights.
         seconds: training time of these weights.
+        class_counts: number of training images of each class; ``None`` for checkpoints of older versions.
         without_pickles: whether data in pickles is refused, ``trust=safetensors``.
     """
 
@@ -60,6 +61,7 @@ class Run:
     directory: Path
     step: int
     seconds: float
+    class_counts: list[int] | None = None
     without_pickles: bool = False
 
     def __repr__(self) -> str:
@@ -350,8 +352,19 @@ def _built(
         directory=directory,
         step=checkpoint["global_step"],
         seconds=record["seconds"],
+        class_counts=_class_counts(record, spec),
         without_pickles=without_pickles,
     )
+
+
+def _class_counts(record: dict[str, Any], spec: DataSpec) -> list[int] | None:
+    counts: list[int] | None = record.get("class_counts")
+    if counts is None:
+        return None
+    are_counts = type(counts) is list and all(type(count) is int for count in counts)
+    if not are_counts or len(counts) != spec.num_classes:
+        raise ValueError(f"class_counts that are not {spec.num_classes} whole numbers")
+    return counts
 
 
 def _check_record(spec: DataSpec, network: torch.nn.Module) -> None:

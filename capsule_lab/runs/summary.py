@@ -13,6 +13,8 @@ from capsule_lab.config import presets
 from capsule_lab.runs.directories import attempts, config_hash, own_directory
 from capsule_lab.runs.results import (
     PAUSED,
+    describe_classes,
+    describe_constant,
     describe_data,
     describe_metrics,
     limits_of_test,
@@ -43,6 +45,7 @@ def summary(
     record = "status.json" if result["status"] == PAUSED else "metrics.json"
     lines = [
         _outcome(result),
+        *_classes(result),
         *_times(result.get("time_to_accuracy", {})),
         f"network     {chosen['model']}{routing}",
         *(f"paper       {escape(line)}" for line in presets.differences(chosen)),
@@ -60,11 +63,17 @@ def _outcome(result: Mapping[str, Any]) -> str:
     if result["test"]:
         first, others = describe_metrics("test", result["test"])
         so_far = f"; {limits_of_test(result)}" if result["status"] == PAUSED else ""
-        return f"[bold]{first}[/]{others}  ({result['weights_tested']} weights{so_far})"
+        weights = f"({result['weights_tested']} weights{so_far})"
+        return f"[bold]{first}[/]{describe_constant(result)}{others}  {weights}"
     if result["val"]:
         first, _ = describe_metrics("validation", {**result["val"]})
         return f"[bold]{first}[/]  (not tested)"
     return "neither validated nor tested"
+
+
+def _classes(result: Mapping[str, Any]) -> list[str]:
+    described = describe_classes(result, "test")
+    return ["classes".ljust(_INDENT) + escape(described)] if described else []
 
 
 def _training(result: Mapping[str, Any]) -> str:

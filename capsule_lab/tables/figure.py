@@ -20,6 +20,7 @@ _PERCENT = (
     "error",
     "test_error",
     "label_error",
+    "balanced_error",
     "present_error",
     "accuracy",
     "success",

@@ -30,7 +30,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def embed() -> EmbedConfig:
-    return EmbedConfig(compose(), {}, DataSpec((1, 28, 28), 10), {"kind": "digit"})
+    return EmbedConfig(compose(), {}, DataSpec((1, 28, 28), 10), {"kind": "digit"}, [1] * 10)
 
 
 def trainer_for(stage: str, device: str = "cpu", **metrics: float) -> Any:

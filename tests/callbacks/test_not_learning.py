@@ -14,6 +14,7 @@ from capsule_lab.callbacks import NotLearning
 from capsule_lab.commands import compose
 from capsule_lab.commands.train import train
 from capsule_lab.data import AbstractDataModule, AbstractSource, Images
+from capsule_lab.lit.classification import weights_of_classes
 from capsule_lab.losses import spread_loss
 from capsule_lab.schedules import Constant
 from capsule_lab.types import Batch, DataSpec
@@ -26,13 +27,15 @@ MODULE: Any = SimpleNamespace(step_values=RATES)
 ALL_TOO_FAST = ["schedule=constant", "schedule.learning_rate.value=0.3"]
 
 
-def trainer_of(first: bool = True, several: int = 1) -> Any:
-    spec = DataSpec((1, 4, 4), 10, labels_per_image=several)
+def trainer_of(
+    first: bool = True, several: int = 1, classes: int = 10, sampling: str | None = None
+) -> Any:
+    spec = DataSpec((1, 4, 4), classes, labels_per_image=several)
     return SimpleNamespace(
         is_global_zero=first,
         global_step=0,
         callback_metrics={},
-        datamodule=SimpleNamespace(spec=spec),
+        datamodule=SimpleNamespace(spec=spec, sampling=sampling),
     )
 
 
@@ -157,6 +160,34 @@ def test_loss_of_a_constant_answer_is_named_while_it_still_falls(
     assert warnings(caplog, *losses, epochs=epochs, module=capsnet, noise=1e-4, train=80.0) == [], (
         "it learns"
     )
+
+
+def test_constant_answer_of_weighted_classes_is_that_of_weighted_frequencies(
+    capsnet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Classes of 95:5 images with balanced weights cost as much as 50:50, 0.2133, not 0.04."""
+    capsnet.weight_of_class = weights_of_classes(torch.tensor([95, 5, 0]))
+    labels = torch.tensor([0] * 95 + [1] * 5)
+    losses = {"start": 0.2143, "end": 0.2135, "noise": 1e-4, "epochs": 3}
+    of_trainer = {"classes": 3}
+    (message,) = warnings(
+        caplog, **losses, labels=labels, of_trainer=of_trainer, module=capsnet, train=50.0
+    )
+    assert "is that of a network that ignores its input, 0.213" in message
+    capsnet.weight_of_class = None
+    (message,) = warnings(
+        caplog, **losses, labels=labels, of_trainer=of_trainer, module=capsnet, train=50.0
+    )
+    assert "its answers are saturated" in message
+
+
+def test_error_of_validation_does_not_count_after_balanced_sampling(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A constant answer has an error of 90 % in training and of 5 % in an unbalanced validation."""
+    assert len(warnings(caplog, of_trainer={"sampling": "balanced"}, train=90.0, val=5.0)) == 1
+    assert warnings(caplog, of_trainer={"sampling": "balanced"}, train=70.0, val=90.0) == []
+    assert warnings(caplog, train=90.0, val=5.0) == []
 
 
 @pytest.mark.parametrize("steps", [52, 60, 200])

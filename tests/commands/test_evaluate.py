@@ -38,6 +38,7 @@ OF_A_RESULT = {
     "versions",
     "device",
     "image_counts",
+    "classes",
     "python",
 }
 """Keys beside the split and, of a test, the predictions."""
@@ -112,7 +113,9 @@ def test_results_are_written_beside_the_checkpoint(
         assert f"written to {path}\n" in ended.out
         if not overrides:
             error = trained.result["test"]["error"]
-            assert f"test error {error:.2f} %" in ended.out
+            constant = trained.result["classes"]["constant_error"]
+            always = f"always answering the most frequent class: {constant:.2f} %"
+            assert f"test error {error:.2f} % ({always})  of " in ended.out
         result = json.loads(path.read_text())
         assert result.keys() == keys
         assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")

@@ -84,6 +84,7 @@ OF_A_RESULT = {
     "device",
     "predictions",
     "image_counts",
+    "classes",
 }
 
 
@@ -236,6 +237,7 @@ OF_A_CHECKPOINT = {
     "provenance",
     "spec",
     "input_form",
+    "class_counts",
     "seconds",
     "cpu_seconds",
     "val",

@@ -484,6 +484,28 @@ def test_the_commands_of_the_guide(cli: Cli) -> None:
             assert re.search("|".join(KINDS), ended.out)
 
 
+@pytest.mark.whole  # three fits
+def test_commands_for_unbalanced_classes(cli: Cli) -> None:
+    """The weights with the best balanced error are tested, and the summary shows results by class."""
+    guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
+    section = guide.split("## Unbalanced classes")[1].split("\n## ")[0]
+    commands = re.findall(r"^capsule-lab train .*", section, re.MULTILINE)
+    assert len(commands) == 3
+    make_pictures(Path("pictures"), PER_CLASS, largest=60)
+    few = sorted(Path("pictures", "disc").iterdir())[4:]
+    for picture in few:
+        picture.unlink()
+    for command in commands:
+        shorter = command.replace("max_steps=300", "max_steps=3 trainer.accelerator=cpu")
+        _, name, *overrides = shlex.split(shorter)
+        ended = cli(name, *overrides)
+        assert ended.status == 0, ended.err
+        assert "(always answering the most frequent class: " in ended.out
+        assert "classes     balanced error " in ended.out
+        assert "disc " in ended.out
+        assert "% of 1 images" in ended.out
+
+
 # --- what is wrong
 
 

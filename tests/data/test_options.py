@@ -39,6 +39,7 @@ REFUSED: dict[type[data.AbstractDataModule], list[tuple[dict[str, Any], str]]] =
         ({"batch_size": 0}, "batch sizes are 0 and 500; expected 1 or more"),
         ({"eval_batch_size": -1}, "batch sizes are 128 and -1; expected 1 or more"),
         ({"eval_images": 0}, r"data\.eval_images is 0; expected 1 or more"),
+        ({"sampling": "all"}, r"data\.sampling is 'all'; expected 'balanced' or"),
         ({"mixup": 0.0}, r"data\.mixup is 0\.0; expected more than 0"),
         ({"shift": -1}, r"data\.shift is -1; expected 0"),
         ({"shift": 28}, r"data\.shift is 28; expected fewer than the 28 pixels"),

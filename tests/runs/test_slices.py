@@ -134,7 +134,9 @@ def test_run_out_of_time_is_tested_and_continues_exactly(
     status = json.loads((directory / "status.json").read_text())
     error = f"{status['test']['error']:.2f} %"
     assert "PAUSED at step 7 of 10 because the time is over; to continue: " in ended.out
-    assert f"test error {error}  (last weights; at step 7 of 10)" in ended.out
+    constant = f"{status['classes']['constant_error']:.2f} %"
+    always = f"(always answering the most frequent class: {constant})"
+    assert f"test error {error} {always}  (last weights; at step 7 of 10)" in ended.out
     trained = "trained     7 of 10 steps, 70 images, in 0.0 min, ended by trainer.max_time; "
     assert trained in ended.out
     assert "            status.json, metrics.csv, checkpoints" in ended.out

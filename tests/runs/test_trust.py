@@ -84,6 +84,10 @@ def without(key: str) -> Change:
     return lambda record: record.pop(key)
 
 
+def counts(values: list[Any]) -> Change:
+    return lambda record: record.update(class_counts=values)
+
+
 EVIL = node("os.mkdir", path="MARKER")
 PARTIAL = {**EVIL, "_partial_": True}
 FROM_ENVIRONMENT = {**EVIL, "_target_": "${oc.env:EVIL}"}
@@ -158,6 +162,8 @@ RECORDS: dict[str, Change] = {
     "copies of a layer": at("config.model", routing=COPIES),
     "a buffer that takes memory": at("config.model", routing=LARGE_BUFFER),
     "classes": at("spec", num_classes=BILLION),
+    "counts of other classes": counts([1, 2]),
+    "counts that are texts": counts(["1"] * 10),
     "hidden in what is hidden": at("config.model", routing=HIDDEN_TWICE),
 }
 
