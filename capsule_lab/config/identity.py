@@ -33,7 +33,11 @@ _NOT_HASHED = [
 ]
 """Keys that do not affect the result."""
 
-_HASHED_WHEN_SET: dict[str, Any] = {}
+_HASHED_WHEN_SET: dict[str, Any] = {
+    "data.fold": None,
+    "data.folds": None,
+    "data.groups": None,
+}
 """Keys that are newer than recorded runs, and their values without effect, with which a run keeps its hash."""
 
 

@@ -137,7 +137,10 @@ class AbstractClassifierModule(AbstractModule):
             "prediction": predictions.sort(1).values.reshape(labels.shape),
             "margin": lowest_label - highest_other,
         }
-        spec = cast(Any, self.trainer).datamodule.spec  # an attribute that test sets
+        data = cast(Any, self.trainer).datamodule  # an attribute that test sets
+        spec = data.spec
+        if data.test_clusters is not None:
+            found["cluster"] = torch.from_numpy(data.test_clusters)
         if "instance" in spec.factors:
             factors = torch.cat([tested.factors for tested in self._tested])
             instance = factors[:, spec.factors.index("instance")]
