@@ -57,7 +57,7 @@ def read_groups(path: Path, pictures: Sequence[str]) -> GroupFile:
 
 def _group_of(lines: Any, pictures: set[str]) -> dict[str, str]:
     """Return the group of each picture; raise a ``ValueError`` that begins with the number of a wrong line."""
-    header = next(lines, [])
+    header: list[str] = next(lines, [])
     if any(header.count(name) != 1 for name in _COLUMNS):
         raise ValueError(
             f"line 1 has {printable(','.join(header)) or 'no columns'}; expected the columns file and group, "
