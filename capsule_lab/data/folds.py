@@ -34,17 +34,20 @@ def fold_of_each(
 
 def _of_images(labels: npt.NDArray[np.int64], folds: int, seed: int) -> Indices:
     """Divide every class evenly, as ``StratifiedKFold(folds, shuffle=True, random_state=seed)`` of scikit-learn 1.9."""
-    _, first, class_of = np.unique(labels, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))  # classes in the order of their first images
-    class_of = rank[class_of]
-    in_order = np.sort(class_of)
-    sizes = [np.bincount(in_order[fold::folds], minlength=len(first)) for fold in range(folds)]
+    _, first = np.unique(labels, return_index=True)
+    classes = labels[np.sort(first)]  # in the order of their first images
     generator = np.random.RandomState(seed)
     fold_of = np.empty(len(labels), dtype=np.int64)
-    for index, sizes_of_class in enumerate(np.transpose(sizes)):
-        of_class = np.arange(folds).repeat(sizes_of_class)
+    start = 0
+    for label in classes:
+        is_of_class = labels == label
+        count = int(is_of_class.sum())
+        # each class continues where the one before it ended, so that sizes of folds differ by one
+        dealt = np.arange(start, start + count) % folds
+        of_class = np.sort(dealt)
         generator.shuffle(of_class)
-        fold_of[class_of == index] = of_class
+        fold_of[is_of_class] = of_class
+        start += count
     return fold_of
 
 

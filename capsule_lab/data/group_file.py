@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from capsule_lab.errors import DataError, one_line, printable
 from capsule_lab.system.files import read_regular
 
-_COLUMNS = ("file", "group")
-
 
 class GroupFile(NamedTuple):
     """The content of the file.
@@ -46,43 +44,48 @@ def read_groups(path: Path, pictures: Sequence[str]) -> GroupFile:
         ) from error
     except ValueError as error:
         raise DataError(f"{where}, {error}") from error
-    without = [file for file in pictures if file not in group_of]
-    if without:
+    missing = sorted({*pictures} - group_of.keys())
+    if missing:
+        first = printable(missing[0])
         raise DataError(
-            f"{where} has no line for {printable(without[0])}; expected one for each picture: {len(without)} of "
-            f"{len(pictures)} have none"
+            f"{where} has no line for {first}; expected one for each picture: {len(missing)} of {len(pictures)} have "
+            "none"
         )
-    return GroupFile(group_of, hashlib.sha256(content).hexdigest())
+    sha256 = hashlib.sha256(content).hexdigest()
+    return GroupFile(group_of, sha256)
 
 
 def _group_of(lines: Any, pictures: set[str]) -> dict[str, str]:
     """Return the group of each picture; raise a ``ValueError`` that begins with the number of a wrong line."""
     header: list[str] = next(lines, [])
-    if any(header.count(name) != 1 for name in _COLUMNS):
+    if header.count("file") != 1 or header.count("group") != 1:
+        found = printable(",".join(header)) or "no columns"
         raise ValueError(
-            f"line 1 has {printable(','.join(header)) or 'no columns'}; expected the columns file and group, "
-            "separated by commas"
+            f"line 1 has {found}; expected the columns file and group, separated by commas"
         )
-    places = [header.index(name) for name in _COLUMNS]
+    column_of_file = header.index("file")
+    column_of_group = header.index("group")
     line_of: dict[str, int] = {}
     group_of: dict[str, str] = {}
     for line in filter(None, lines):  # blank lines are empty lists
         number = lines.line_num
         if len(line) != len(header):
             raise ValueError(f"line {number} has {len(line)} columns; expected {len(header)}")
-        name, group = (line[place].strip() for place in places)
-        file = os.path.normpath(name)
+        file = os.path.normpath(line[column_of_file].strip())
+        group = line[column_of_group].strip()
+        shown = printable(file)
         if file not in pictures:
             raise ValueError(
-                f"line {number}: {printable(name) or 'an empty file'} is not among the pictures; expected paths "
-                "relative to data.path, such as cross/001.png"
+                f"line {number}: {shown} is not among the pictures; expected paths relative to data.path, such as "
+                "cross/001.png"
             )
         if not group:
-            raise ValueError(f"line {number}: {printable(name)} has no group; expected a name")
-        if group_of.setdefault(file, group) != group:
+            raise ValueError(f"line {number}: {shown} has no group; expected a name")
+        other = group_of.setdefault(file, group)
+        if other != group:
             raise ValueError(
-                f"line {number}: {printable(name)} is in group {printable(group)}, and in "
-                f"{printable(group_of[file])} in line {line_of[file]}; expected one group for each picture"
+                f"line {number}: {shown} is in group {printable(group)}, and in {printable(other)} in line "
+                f"{line_of[file]}; expected one group for each picture"
             )
         line_of.setdefault(file, number)
     return group_of

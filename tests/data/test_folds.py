@@ -298,7 +298,10 @@ def test_folds_beside_a_folder_for_the_test_are_refused(made: Path, tmp_path: Pa
             b"file,group\n../b/00.png,p\n",
             r", line 2: \.\./b/00\.png is not among the pictures; exp",
         ),
-        (b"file,group\n,p\n", r", line 2: an empty file is not among the pictures; expected paths"),
+        (
+            b"file,group\n,p\n",
+            r", line 2: \. is not among the pictures; expected paths relative to",
+        ),
         (b"file,group\na/00.png, \n", r", line 2: a/00\.png has no group; expected a name$"),
         (
             b"file,group\na/00.png,p\na/01.png,p\na/00.png,q\n",

@@ -16,8 +16,6 @@ from capsule_lab.tables import comparison_formats, formats
 from capsule_lab.tables.comparisons import compared
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.summary import Entry, Mean, summarise
-from tests.helpers.commands import Cli
-from tests.helpers.make_pictures import make_pictures
 from tests.helpers.tables import TINY, cells_of, write_run, write_table
 
 FOLDS = 3
@@ -195,25 +193,3 @@ def test_report_names_every_fold(tmp_path: Path) -> None:
     assert "Means over 3 folds and 95 \\% intervals" in formats.as_latex(table, entries, answers)
     figure = comparison_formats.runs_as_dots(entries)
     assert figure is not None
-
-
-@pytest.mark.whole
-@pytest.mark.usefixtures("runs_here")
-def test_table_over_folds_of_pictures_is_swept_and_reported(cli: Cli, tmp_path: Path) -> None:
-    make_pictures(Path("pictures"), 8, largest=40)
-    files = sorted(Path("pictures").glob("*/*.*"))
-    lines = [f"{file.relative_to('pictures')},{int(file.stem) // 2}" for file in files]
-    Path("pictures/groups.csv").write_text("\n".join(["file,group", *lines]))
-    base = [*BASE, "data.groups=groups.csv", "data.validation_share=1/2", "trainer.max_steps=2"]
-    file = table_over_folds(tmp_path, base=base, folds=2, seeds=[0], comparisons=[BY_FOLD])
-    swept = cli("sweep", f"table={file}")
-    assert swept.status == 0, swept.err
-    reported = cli("report", f"table={file}")
-    assert reported.status == 0, reported.err
-    assert "folds of a: 0: " in reported.out
-    entry, _ = summarise(read(file))
-    assert isinstance(entry.ours, Mean)
-    assert entry.ours.over_images is not None
-    predictions = [run.predictions for run in entry.runs]
-    assert sum(len(each.label) for each in predictions if each) == len(files)
-    assert all(each is not None and each.cluster is not None for each in predictions)
