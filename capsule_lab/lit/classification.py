@@ -139,8 +139,9 @@ class AbstractClassifierModule(AbstractModule):
         }
         data = cast(Any, self.trainer).datamodule  # an attribute that test sets
         spec = data.spec
-        if data.test_clusters is not None:
-            found["cluster"] = torch.from_numpy(data.test_clusters)
+        clusters = getattr(data, "test_clusters", None)  # of our data sets
+        if clusters is not None:
+            found["cluster"] = torch.from_numpy(clusters)
         if "instance" in spec.factors:
             factors = torch.cat([tested.factors for tested in self._tested])
             instance = factors[:, spec.factors.index("instance")]
