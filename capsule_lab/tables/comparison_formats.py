@@ -135,9 +135,11 @@ def runs_as_dots(entries: Sequence[Entry]) -> Figure | None:
             if place > 0:
                 _join_seeds(axis, place, points[place - 1], point)
         _label_rows(axis, _row_labels(points))
+    first, *_ = points_of.values()
+    over = "runs" if first[0].runs[0].cell.fold is None else "test images"
     add_heading(
         figure,
-        "Dots: runs, joined by seed. Bars: mean and 95 % interval over runs. Diamonds: published values",
+        f"Dots: runs, joined by seed. Bars: mean and 95 % interval over {over}. Diamonds: published values",
     )
     return figure
 

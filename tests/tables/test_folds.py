@@ -193,3 +193,4 @@ def test_report_names_every_fold(tmp_path: Path) -> None:
     assert "Means over 3 folds and 95 \\% intervals" in formats.as_latex(table, entries, answers)
     figure = comparison_formats.runs_as_dots(entries)
     assert figure is not None
+    assert "95 % interval over test images" in figure.get_suptitle().replace("\n", " ")
