@@ -484,7 +484,9 @@ def test_the_commands_of_the_guide(cli: Cli) -> None:
 
 def shorter(text: str) -> str:
     """Commands or a table with two steps instead of 300, and a small CapsNet."""
-    small = text.replace("model=capsnet,", f"model=capsnet, {', '.join(TINY_CAPSNET)},")
+    small = text.replace(
+        "model=capsnet,", "model=capsnet, model.channels=4, model.primary.types=2,"
+    )
     return small.replace("max_steps=300", "max_steps=2")
 
 
