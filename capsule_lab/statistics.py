@@ -142,8 +142,14 @@ def paired_difference(
     *,
     margin: float | None = None,
     common: Spread | None = None,
+    overlap: float = 0.0,
 ) -> Difference:
-    """Compare values that belong together, in the same order, by the paired t-test; see ``unpaired_difference``."""
+    """Compare values that belong together, in the same order, by the paired t-test; see ``unpaired_difference``.
+
+    ``overlap`` is the number of test images per training image, if pairs are folds, whose networks share training
+    images: the corrected resampled t-test of Nadeau and Bengio 2003. More folds of the same images are not more data,
+    so that it plans no number of pairs.
+    """
     differences = np.subtract(first, second)
     count = len(differences)
     estimate = float(np.mean(differences))
@@ -161,8 +167,11 @@ def paired_difference(
     single = pooled([first, second])
     if single is not None:
         g = estimate / single.std * _small_sample(2 * count - 2)
-    error = std / math.sqrt(count)
-    return _by_t_test(replace(difference, g=g, spread=std, pairs=True, error=error, df=df), margin)
+    error = std * math.sqrt(1 / count + overlap)
+    known = replace(difference, g=g, pairs=True, error=error, df=df)
+    if overlap:
+        return _by_t_test(replace(known, test=f"{test}, corrected for overlapping folds"), margin)
+    return _by_t_test(replace(known, spread=std), margin)
 
 
 def resampled_difference(
@@ -254,12 +263,50 @@ def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> Diff
     )
 
 
-def interval_over_images(wrong: int, images: int) -> tuple[float, float]:
-    """Return the 95 % interval (Wilson 1927) of an error in percent, over test images of one network."""
-    from scipy.stats import binomtest
+def interval_over_images(wrong: float, images: int) -> tuple[float, float]:
+    """Return the 95 % interval (Wilson 1927) of an error in percent, over test images.
 
-    interval = binomtest(wrong, images).proportion_ci(method="wilson")
-    return 100 * float(interval.low), 100 * float(interval.high)
+    ``wrong`` is the number of images that a network gets wrong, or its mean over several networks.
+    """
+    from scipy.stats import norm
+
+    return _wilson(wrong / images, images, float(norm.ppf(1 - LEVEL / 2)))
+
+
+def interval_over_clusters(
+    wrong: npt.NDArray[np.float64], clusters: npt.NDArray[Any]
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of an error in percent, over clusters of test images, such as patients.
+
+    It is Wilson's, with the number of independent images that have the variance between clusters (Korn and Graubard
+    1998), and a quantile of Student's t. ``None`` for a single cluster.
+
+    Args:
+        wrong: share of networks that get each image wrong, ``(image,)``, 0 to 1.
+        clusters: cluster of each image.
+    """
+    from scipy.stats import t as student
+
+    share = float(wrong.mean())
+    images = len(wrong)
+    _, cluster = np.unique(clusters, return_inverse=True)
+    deviations = np.bincount(cluster, wrong - share)
+    number = len(deviations)
+    if number < 2:
+        return None
+    variance = number / (number - 1) * float(np.square(deviations).sum()) / images**2
+    independent = float(number)  # as many as clusters if none or all images are wrong
+    if 0 < share < 1:
+        independent = share * (1 - share) / max(variance, share * (1 - share) / images)
+    return _wilson(share, independent, float(student.ppf(1 - LEVEL / 2, number - 1)))
+
+
+def _wilson(share: float, images: float, quantile: float) -> tuple[float, float]:
+    """Return the interval of Wilson 1927 in percent."""
+    square = quantile**2 / images
+    center = (share + square / 2) / (1 + square)
+    half = math.sqrt(square * share * (1 - share) + square**2 / 4) / (1 + square)
+    return 100 * max(0.0, center - half), 100 * min(1.0, center + half)
 
 
 def half_width(values: Sequence[float]) -> float | None:

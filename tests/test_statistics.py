@@ -13,6 +13,7 @@ from capsule_lab.statistics import (
     Difference,
     Spread,
     holm,
+    interval_over_clusters,
     interval_over_images,
     mcnemar,
     paired_difference,
@@ -127,6 +128,42 @@ def test_mcnemar_equals_statsmodels() -> None:
 def test_interval_over_images_is_wilsons() -> None:
     interval = interval_over_images(60, 10_000)
     assert interval == pytest.approx((0.466, 0.772), abs=1e-3)
+
+
+def test_interval_over_clusters_knows_how_many_images_are_independent() -> None:
+    """Twins have the interval of half as many images; all twins of many clusters, almost Wilson's."""
+    generator = np.random.default_rng(0)
+    wrong = (generator.random(2000) < 0.1).astype(float)
+    twins = interval_over_clusters(np.repeat(wrong, 2), np.repeat(np.arange(2000), 2))
+    assert twins == pytest.approx(interval_over_images(wrong.sum(), 2000), abs=0.01)
+    single = interval_over_clusters(wrong, np.arange(2000))
+    assert single == pytest.approx(interval_over_images(wrong.sum(), 2000), abs=0.01)
+
+
+@pytest.mark.parametrize(("share", "bound"), [(0.0, 0), (1.0, 1)])
+def test_interval_over_clusters_without_any_difference_counts_clusters(
+    share: float, bound: int
+) -> None:
+    found = interval_over_clusters(np.full(40, share), np.arange(40) // 10)
+    assert found is not None
+    assert found[bound] == pytest.approx(100 * share)
+    square = stats.t.ppf(0.975, 3) ** 2
+    assert found[1] - found[0] == pytest.approx(100 * square / (4 + square))
+    assert interval_over_clusters(np.full(3, share), np.zeros(3)) is None
+
+
+def test_overlap_of_folds_widens_the_paired_test() -> None:
+    """Nadeau and Bengio 2003: the variance of a mean over folds is (1 / folds + test / training images) of one."""
+    plain = paired_difference(FIRST, SECOND)
+    corrected = paired_difference(FIRST, SECOND, overlap=1 / 3)
+    assert corrected.estimate == plain.estimate
+    assert corrected.df == plain.df
+    assert corrected.error == pytest.approx(plain.error * (1 + 4 / 3) ** 0.5)
+    assert corrected.p is not None
+    assert plain.p is not None
+    assert corrected.p > plain.p
+    assert corrected.test == "paired t-test, corrected for overlapping folds"
+    assert corrected.needed is None
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ _NOT_HASHED = [
 """Keys that do not affect the result."""
 
 _HASHED_WHEN_SET: dict[str, Any] = {
+    "data.fold": None,
+    "data.folds": None,
+    "data.groups": None,
     "data.sampling": None,
     "module.class_weights": None,
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import lightning as L
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -104,6 +105,8 @@ class AbstractDataModule(L.LightningDataModule):
     """Parts of the test set that are reported separately; if there are any, ``test_dataloader`` returns a list."""
     test_sizes: dict[str, int]
     """Number of images of each test set before ``eval_images``; ``setup("test")`` adds it."""
+    test_clusters: npt.NDArray[np.int64] | None = None
+    """Number of the object or group of each test image, if several images share one; ``setup("test")`` sets it."""
     further_validations: tuple[str, ...] = ()
     """Additional sets that every validation measures and reports; their loaders follow that of the validation set."""
 

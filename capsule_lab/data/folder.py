@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -12,10 +13,13 @@ import numpy.typing as npt
 from PIL import ImageColor
 
 from capsule_lab.data.folder_packing import PackedFolder, Size, height_and_width
+from capsule_lab.data.folds import Groups
 from capsule_lab.data.formats import pictures
+from capsule_lab.data.group_file import GroupFile, read_groups
 from capsule_lab.data.loader import Images, Rows
 from capsule_lab.data.own_pictures import AbstractOwnPictures
 from capsule_lab.errors import check_choice, check_number, size_option
+from capsule_lab.system.files import expanded
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)
@@ -40,6 +44,7 @@ class PictureFolder(AbstractOwnPictures):
         fit: see ``formats.pictures.fitted``.
         background: name or ``#rrggbb`` of the colour that replaces transparency.
         bad: ``"fail"`` or ``"skip"`` pictures that cannot be read.
+        groups: CSV with the group of each picture, see ``group_file.read_groups``; a relative path is in ``path``.
         workers: number of threads that read pictures, or ``"auto"``.
         options: see ``AbstractOwnPictures`` and ``AbstractDataModule``.
 
@@ -58,6 +63,7 @@ class PictureFolder(AbstractOwnPictures):
         fit: pictures.Fit = "crop",
         background: str = "white",
         bad: Literal["fail", "skip"] = "fail",
+        groups: str | None = None,
         workers: Literal["auto"] | int = "auto",
         **options: Any,
     ) -> None:
@@ -76,6 +82,7 @@ class PictureFolder(AbstractOwnPictures):
             ) from error
         self.fit = fit
         self.background = background
+        self.groups = groups
         self.use_size(height, width, 1 if channels == 1 else 3)
         self.real_source = PackedFolder(
             path,
@@ -116,6 +123,28 @@ class PictureFolder(AbstractOwnPictures):
         stored = self.real_source.kept
         rows = cast(Rows, images.images).rows.tolist()
         return np.array([stored[row].part == "val" for row in rows])
+
+    @cached_property
+    def _group_file(self) -> GroupFile:
+        source = self.real_source
+        return read_groups(
+            source.root / expanded(self.groups or ""),
+            [picture.file for picture in source.listing.files],
+        )
+
+    def groups_of(self, images: Images) -> Groups | None:
+        if self.groups is None:
+            return None
+        stored = self.real_source.kept
+        rows = cast(Rows, images.images).rows.tolist()
+        group_of = self._group_file.group_of
+        return np.array([group_of[stored[row].file] for row in rows], dtype=str)
+
+    def describe(self) -> dict[str, Any]:
+        found = super().describe()
+        if self.groups is not None:
+            found["groups_sha256"] = self._group_file.sha256
+        return found
 
     def _setup_training(self) -> None:
         super()._setup_training()

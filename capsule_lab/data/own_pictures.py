@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, cast
 
 import numpy as np
@@ -13,16 +14,24 @@ import torch
 from torch import Tensor
 
 from capsule_lab.data.base import AbstractDataModule
+from capsule_lab.data.folds import Groups
 from capsule_lab.data.loader import Images
 from capsule_lab.data.mnist import check_shift
-from capsule_lab.data.splits import Indices, Validation, parse_share, split_validation
+from capsule_lab.data.splits import (
+    Indices,
+    Validation,
+    parse_share,
+    split_fold,
+    split_groups,
+    split_validation,
+)
 from capsule_lab.data.transforms import (
     random_mirror,
     random_shift,
     to_unit_interval,
     transform_each,
 )
-from capsule_lab.errors import one_line
+from capsule_lab.errors import DataError, check_number, one_line
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +49,8 @@ class AbstractOwnPictures(AbstractDataModule):
 
     Args:
         test_share: share of all pictures to test on, if none are given apart.
+        folds: number of folds into which all pictures are divided, in place of ``test_share``; ``None`` for none.
+        fold: index of the fold to test on, from 0.
         shift: largest shift of training pictures in each direction, in pixels; ``None`` is a tenth of each side.
         mirror: mirror half of the training pictures.
         augment_with: further random transformations, each the name of a class of ``torchvision.transforms.v2`` or a
@@ -53,6 +64,8 @@ class AbstractOwnPictures(AbstractDataModule):
         self,
         *,
         test_share: float | str = "1/5",
+        folds: int | None = None,
+        fold: int | None = None,
         shift: int | None = None,
         mirror: bool = False,
         augment_with: Sequence[Any] = (),
@@ -65,6 +78,9 @@ class AbstractOwnPictures(AbstractDataModule):
             batch_size=batch_size, eval_batch_size=eval_batch_size, validation=validation, **options
         )
         self.test_share = parse_share(test_share, "data.test_share")
+        _check_fold(folds, fold)
+        self.folds = folds
+        self.fold = fold
         self.shift = shift
         self.mirror = mirror
         self.augment_with = augment_with
@@ -91,27 +107,56 @@ class AbstractOwnPictures(AbstractDataModule):
     def is_validation(self, images: Images) -> npt.NDArray[np.bool_]:
         """Return for each training picture whether it is given apart for validation, as an array of bool."""
 
+    def groups_of(self, images: Images) -> Groups | None:
+        """Return the group of each image, such as its patient, ``(n,)`` of text or numbers; ``None`` without groups.
+
+        ``images`` are what ``load`` of the source returns, or a subset of them. Images of one group are never on both
+        sides of a split.
+        """
+        return None
+
     def load(self, *, train: bool) -> Images:
-        images = super().load(train=train)
-        if self.has_test_pictures():
+        are_given_apart = self.has_test_pictures()
+        images = super().load(train=train or not are_given_apart)
+        if are_given_apart:
+            if self.folds is not None:
+                raise DataError(
+                    f"data.folds is {self.folds}, and pictures for the test are given apart; expected one of them: "
+                    "leave data.folds out, or put all pictures into one set"
+                )
             return images
-        rest, test = split_validation(
-            images.labels.numpy(),
-            "stratified",
-            self.test_share,
-            _SPLIT_SEED,
-            option="data.test_share",
-        )
+        if self.folds is None or self.fold is None:
+            rest, test = self._hold_out(images, self.test_share, "data.test_share")
+        else:
+            labels = images.labels.numpy()
+            groups = self.groups_of(images)
+            rest, test = split_fold(labels, groups, self.folds, self.fold, _SPLIT_SEED)
         return images.subset(rest if train else test)
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
         is_val = self.is_validation(images)
         if is_val.any():
             return np.flatnonzero(~is_val), np.flatnonzero(is_val)
-        validation = cast(Validation, self.validation)
-        return split_validation(
-            images.labels.numpy(), validation, self.validation_share, _SPLIT_SEED
+        return self._hold_out(
+            images,
+            self.validation_share,
+            "data.validation_share",
+            cast(Validation, self.validation),
         )
+
+    def _hold_out(
+        self, images: Images, share: Fraction, option: str, validation: Validation = "stratified"
+    ) -> tuple[Indices, Indices]:
+        """Return the indices of the other images and of a share of them, without a group on both sides."""
+        labels = images.labels.numpy()
+        groups = self.groups_of(images)
+        if groups is None or validation == "none":
+            return split_validation(labels, validation, share, _SPLIT_SEED, option=option)
+        return split_groups(labels, groups, share, _SPLIT_SEED, option)
+
+    def _setup_training(self) -> None:
+        super()._setup_training()
+        self._describe_sides()
 
     def setup(self, stage: str) -> None:
         is_loaded = "train" in self.sets
@@ -127,6 +172,44 @@ class AbstractOwnPictures(AbstractDataModule):
                 number,
             )
 
+    def _describe_sides(self) -> None:
+        """Record folds and groups in the provenance; warn of classes that one side lacks.
+
+        Raise a ``DataError`` if a group is on two sides, because they are given apart.
+        """
+        train = self.sets["train"]
+        if self.folds is None and self.groups_of(train) is None:
+            return
+        sides = {"train": train, "val": self.sets["val"], "test": self.load(train=False)}
+        found: dict[str, Any] = {"folds": self.folds, "fold": self.fold}
+        groups = {side: self.groups_of(images) for side, images in sides.items()}
+        number_of_groups = _check_apart(groups)
+        if number_of_groups:
+            found["groups"] = number_of_groups
+        self.provenance["split"] |= found
+        for side, images in sides.items():
+            self._warn_of_missing_classes(side, images)
+
+    def _warn_of_missing_classes(self, side: str, images: Images) -> None:
+        missing = np.setdiff1d(np.arange(self.spec.num_classes), images.labels.numpy())
+        if len(missing) and len(images.labels):
+            names = [
+                self.spec.classes[label] if self.spec.classes else f"class {label}"
+                for label in missing
+            ]
+            log.warning(
+                "the %s pictures%s have none of %s: their error says nothing about it",
+                side,
+                "" if self.fold is None else f" of fold {self.fold}",
+                ", ".join(names),
+            )
+
+    def _setup_test(self) -> None:
+        super()._setup_test()
+        groups = self.groups_of(self.sets["test"])
+        if groups is not None:
+            self.test_clusters = np.unique(groups, return_inverse=True)[1]
+
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
             return to_unit_interval(images)
@@ -136,6 +219,39 @@ class AbstractOwnPictures(AbstractDataModule):
         if self.mirror:
             pixels = random_mirror(pixels, key, _MIRROR)
         return random_shift(pixels, key, self.largest_shift)
+
+
+def _check_fold(folds: int | None, fold: int | None) -> None:
+    """Raise a ``ValueError`` if the options ``folds`` and ``fold`` do not fit together."""
+    if folds is None:
+        if fold is not None:
+            raise ValueError(
+                f"data.fold is {fold} without data.folds; expected both, such as data.folds=5 data.fold=0"
+            )
+        return
+    check_number("data.folds", folds, 2)
+    if fold is None:
+        raise ValueError(
+            f"data.folds is {folds} without data.fold; expected data.fold=0 to {folds - 1}"
+        )
+    check_number("data.fold", fold, 0, folds - 1)
+
+
+def _check_apart(groups: Mapping[str, Groups | None]) -> dict[str, int]:
+    """Return the number of groups on each side; raise a ``DataError`` if one of them is on two sides."""
+    side_of: dict[Any, str] = {}
+    numbers = {}
+    for side, names in groups.items():
+        different = [] if names is None else np.unique(names).tolist()
+        for name in different:
+            other = side_of.setdefault(name, side)
+            if other != side:
+                raise DataError(
+                    f"group {name} has pictures in {other} and in {side}; expected each group in one of them: move "
+                    "its pictures"
+                )
+        numbers[side] = len(different)
+    return numbers if side_of else {}
 
 
 def transformations(names: Sequence[Any], image_shape: tuple[int, int, int]) -> Any:

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from capsule_lab.data.folds import Groups, fold_of_each
 from capsule_lab.data.stratified import Indices, stratified_split
 from capsule_lab.errors import check_number
 
@@ -78,6 +79,59 @@ def _check_share(labels: npt.NDArray[np.int64], size: int, share: Fraction, opti
         f"{option} is {share}, {size} of {len(labels)} images; expected images of every class on both sides: "
         f"{instead}{without}"
     )
+
+
+def split_fold(
+    labels: npt.NDArray[np.int64], groups: Groups | None, folds: int, fold: int, seed: int
+) -> tuple[Indices, Indices]:
+    """Return the indices of the images of all other folds and of this fold, see ``folds.fold_of_each``.
+
+    Raise a ``ValueError`` if a class has fewer images, or ``groups`` of them, than there are folds.
+    """
+    label, fewest, described = _rarest(labels, groups)
+    if fewest < folds:
+        instead = f"set data.folds={fewest}" if fewest > 1 else "add others"
+        raise ValueError(
+            f"data.folds is {folds}, but class {label} has {described}; expected {folds} or more of every class: "
+            f"{instead}"
+        )
+    is_held_out = fold_of_each(labels, groups, folds, seed) == fold
+    return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+
+
+def split_groups(
+    labels: npt.NDArray[np.int64], groups: Groups, share: Fraction, seed: int, option: str
+) -> tuple[Indices, Indices]:
+    """Return the indices of the training and of the held-out images, so that no group is on both sides.
+
+    The held-out images are the first of ``round(1 / share)`` folds. Raise a ``ValueError`` if the share, which comes
+    from ``option``, is too large for that, or a class has fewer groups.
+    """
+    folds = round(1 / share) if share > 0 else 0
+    if folds < 2:
+        raise ValueError(f"{option} is {share} with groups; expected a share above 0, up to 1/2")
+    label, fewest, described = _rarest(labels, groups)
+    if fewest < folds:
+        instead = f"set {option}=1/{fewest}" if fewest > 1 else "add others"
+        raise ValueError(
+            f"{option} is {share}, one of {folds} parts without a common group, but class {label} has "
+            f"{described}; expected {folds} or more of every class: {instead}"
+        )
+    is_held_out = fold_of_each(labels, groups, folds, seed) == 0
+    return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+
+
+def _rarest(labels: npt.NDArray[np.int64], groups: Groups | None) -> tuple[int, int, str]:
+    """Return the class with the fewest images, or ``groups`` of them; their number, and the number with its noun."""
+    counts = {}
+    for label in np.unique(labels):
+        is_of_class = labels == label
+        of_class = np.flatnonzero(is_of_class) if groups is None else groups[is_of_class]
+        counts[int(label)] = len(np.unique(of_class))
+    rarest = min(counts, key=counts.__getitem__)
+    noun = "image" if groups is None else "group"
+    plural = "" if counts[rarest] == 1 else "s"
+    return rarest, counts[rarest], f"{counts[rarest]} {noun}{plural}"
 
 
 def take_stratified(

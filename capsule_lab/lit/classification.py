@@ -176,7 +176,11 @@ class AbstractClassifierModule(AbstractModule):
             "prediction": predictions.sort(1).values.reshape(labels.shape),
             "margin": lowest_label - highest_other,
         }
-        spec = cast(Any, self.trainer).datamodule.spec  # an attribute that test sets
+        data = cast(Any, self.trainer).datamodule  # an attribute that test sets
+        spec = data.spec
+        clusters = getattr(data, "test_clusters", None)  # of our data sets
+        if clusters is not None:
+            found["cluster"] = torch.from_numpy(clusters)
         if "instance" in spec.factors:
             factors = torch.cat([tested.factors for tested in self._tested])
             instance = factors[:, spec.factors.index("instance")]

@@ -6,7 +6,7 @@ import hashlib
 import io
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,22 @@ class Predictions:
             cluster,
             self.part[chosen],
         )
+
+
+def concatenated(parts: Sequence[Predictions]) -> Predictions:
+    """Return the predictions for several sets of images without a common cluster, such as folds, one after another."""
+    clusters = []
+    first = 0
+    for part in parts:
+        if part.cluster is not None:
+            clusters.append(first + part.cluster)
+            first += int(part.cluster.max()) + 1
+    return Predictions(
+        np.concatenate([part.label for part in parts]),
+        np.concatenate([part.prediction for part in parts]),
+        np.concatenate([part.margin for part in parts]),
+        np.concatenate(clusters) if len(clusters) == len(parts) else None,
+    )
 
 
 def write(directory: Path, file: str, arrays: Mapping[str, Array]) -> dict[str, str]:

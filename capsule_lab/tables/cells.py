@@ -1,4 +1,4 @@
-"""Cells of a table: a training run, or an evaluation of its weights, for each row, column and seed."""
+"""Cells of a table: a training run, or an evaluation of its weights, for each row, column, fold and seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from capsule_lab.launchers import Job, arguments_for
 from capsule_lab.runs import lock
 from capsule_lab.system import protocol
 from capsule_lab.tables.evaluations import result_file
-from capsule_lab.tables.schema import Column, Row, metrics_of
+from capsule_lab.tables.schema import Column, Fold, Repetition, Row, metrics_of
 
 DONE, RUNNING, PAUSED, FAILED, MISSING, WAITING = (
     "done",
@@ -86,6 +86,7 @@ class Cell(ABC):
         fingerprint: hash that identifies its result, its lock and its record of a failure.
         waits_for: name of a row whose result this cell needs and which has none yet.
         by: the command that produces its result.
+        fold: the fold on which it is tested; ``None`` in a table without folds.
     """
 
     row: Row
@@ -95,6 +96,12 @@ class Cell(ABC):
     fingerprint: str
     waits_for: str
     by: Command
+    fold: Fold | None = field(default=None, kw_only=True)
+
+    @property
+    def repetition(self) -> Repetition:
+        """Fold and seed."""
+        return Repetition(self.fold, self.seed)
 
     @property
     def command(self) -> str:
@@ -117,9 +124,9 @@ class Cell(ABC):
 
     @property
     def name(self) -> str:
-        """Name for messages: row, column if it has its own runs, and seed."""
+        """Name for messages: row, column if it has its own runs, fold and seed."""
         column = self.column.name if self.column.overrides else ""
-        return " ".join(filter(None, (self.row.name, column, f"seed {self.seed}")))
+        return " ".join(filter(None, (self.row.name, column, str(self.repetition))))
 
     @cached_property
     def finished(self) -> tuple[Path, dict[str, Any]] | None:

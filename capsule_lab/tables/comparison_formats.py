@@ -13,7 +13,7 @@ from capsule_lab import statistics
 from capsule_lab.analysis.axes import LINE, SIZE, add_heading, wrapped
 from capsule_lab.errors import printable
 from capsule_lab.tables.comparisons import Compared
-from capsule_lab.tables.summary import Entry, Point, panels
+from capsule_lab.tables.summary import Entry, Mean, Point, panels
 from capsule_lab.tables.terminal_formats import Row, Sheet
 
 HEADINGS = [
@@ -140,9 +140,11 @@ def runs_as_dots(entries: Sequence[Entry]) -> Figure | None:
             if place > 0:
                 _join_seeds(axis, place, points[place - 1], point)
         _label_rows(axis, _row_labels(points))
+    first, *_ = points_of.values()
+    over = "runs" if first[0].runs[0].cell.fold is None else "test images"
     add_heading(
         figure,
-        "Dots: runs, joined by seed. Bars: mean and 95 % interval over runs. Diamonds: published values",
+        f"Dots: runs, joined by seed. Bars: mean and 95 % interval over {over}. Diamonds: published values",
     )
     return figure
 
@@ -156,10 +158,11 @@ def _draw_runs(axis: Axes, place: int, point: Point) -> None:
     values = point.values
     places = [place] * len(values)
     axis.plot(values, places, "o", color="C0", markersize=3, alpha=0.6, zorder=3)
+    center, low, high = _interval(point)
     axis.errorbar(
-        sum(values) / len(values),
+        center,
         place,
-        xerr=statistics.half_width(values),
+        xerr=[[center - low], [high - center]],
         fmt="|",
         color="black",
         capsize=2,
@@ -171,12 +174,23 @@ def _draw_runs(axis: Axes, place: int, point: Point) -> None:
         axis.plot(published.mean, place, "D", color="0.75", markersize=5, zorder=2)
 
 
+def _interval(point: Point) -> tuple[float, float, float]:
+    """Return the mean of a row and the ends of its interval: over runs; over test images if runs are folds."""
+    of_row = point.entry.ours if point.runs[0].real else point.entry.standin
+    if isinstance(of_row, Mean) and of_row.by_fold:
+        return of_row.center, *(of_row.over_images or (of_row.center, of_row.center))
+    values = point.values
+    center = sum(values) / len(values)
+    half = statistics.half_width(values) or 0.0
+    return center, center - half, center + half
+
+
 def _join_seeds(axis: Axes, place: int, above: Point, point: Point) -> None:
     """Draw a line between the runs of a seed in this row and in the one above."""
-    before = {run.cell.seed: run.value for run in above.runs}
+    before = {run.cell.repetition: run.value for run in above.runs}
     for run in point.runs:
-        if run.cell.seed in before:
-            values = [before[run.cell.seed], run.value]
+        if run.cell.repetition in before:
+            values = [before[run.cell.repetition], run.value]
             axis.plot(values, [place - 1, place], color="C0", alpha=0.2, linewidth=0.6)
 
 

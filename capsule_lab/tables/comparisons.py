@@ -19,10 +19,10 @@ import numpy.typing as npt
 from capsule_lab import statistics
 from capsule_lab.config import plain_yaml
 from capsule_lab.errors import ConfigError, TableError
-from capsule_lab.runs.predictions import Predictions
+from capsule_lab.runs.predictions import Predictions, concatenated
 from capsule_lab.statistics import Difference, Spread
-from capsule_lab.tables.schema import Comparison, Table
-from capsule_lab.tables.summary import Entry, Run, values_of
+from capsule_lab.tables.schema import Comparison, Repetition, Table
+from capsule_lab.tables.summary import Entry, Run, means_by_fold, values_of
 
 
 class Sample(NamedTuple):
@@ -74,30 +74,38 @@ class Pair:
 
     @property
     def is_paired(self) -> bool:
-        """Whether runs with the same seed are compared with each other."""
-        return self.comparison.pairing == "seed"
+        """Whether runs with the same seed, or fold and seed, are compared with each other."""
+        return self.comparison.pairing != "none"
+
+    @property
+    def folds(self) -> int | None:
+        """The number of folds; ``None`` without folds."""
+        fold = self.first.runs[0].cell.fold
+        return None if fold is None else fold.folds
 
     @property
     def runs(self) -> tuple[list[Run], list[Run]]:
-        """The runs of both rows; of pairs, only seeds that both have, in the same order."""
-        first = _by_seed(self.first, self.real)
-        second = _by_seed(self.second, self.real)
+        """The runs of both rows; of pairs, only folds and seeds that both have, in the same order."""
+        first = _by_repetition(self.first, self.real)
+        second = _by_repetition(self.second, self.real)
         if not self.is_paired:
             return [*first.values()], [*second.values()]
         both = sorted(first.keys() & second.keys())
-        return [first[seed] for seed in both], [second[seed] for seed in both]
+        return [first[each] for each in both], [second[each] for each in both]
 
     @property
     def values(self) -> tuple[list[float], list[float]]:
-        """The values of ``runs``."""
+        """The values of ``runs``; with folds, the mean of each fold over seeds."""
         first, second = self.runs
+        if self.folds is not None:
+            return [*means_by_fold(first).values()], [*means_by_fold(second).values()]
         return values_of(first), values_of(second)
 
     @property
-    def seeds_without_a_pair(self) -> int:
-        """Number of seeds that only one of the rows has."""
-        first = _by_seed(self.first, self.real)
-        second = _by_seed(self.second, self.real)
+    def runs_without_a_pair(self) -> int:
+        """Number of seeds, or folds and seeds, that only one of the rows has."""
+        first = _by_repetition(self.first, self.real)
+        second = _by_repetition(self.second, self.real)
         return len(first.keys() ^ second.keys())
 
 
@@ -194,10 +202,10 @@ def _pairs(table: Table, entries: Sequence[Entry]) -> Iterator[Pair]:
                     yield pair
 
 
-def _by_seed(entry: Entry, real: bool) -> dict[int, Run]:
-    """Return the runs with a finite value by seed."""
+def _by_repetition(entry: Entry, real: bool) -> dict[Repetition, Run]:
+    """Return the runs with a finite value by fold and seed."""
     runs = entry.runs_on(real=real)
-    return {run.cell.seed: run for run in runs if math.isfinite(run.value)}
+    return {run.cell.repetition: run for run in runs if math.isfinite(run.value)}
 
 
 def _may_be_pooled(pair: Pair, other: Pair) -> bool:
@@ -215,8 +223,9 @@ def _may_be_pooled(pair: Pair, other: Pair) -> bool:
 def _answered(pair: Pair, alike: Sequence[Pair]) -> Compared:
     """Compare two rows; ``alike`` are the comparisons with which they may share a deviation."""
     remarks = []
-    if pair.is_paired and pair.seeds_without_a_pair:
-        remarks.append(f"{pair.seeds_without_a_pair} seeds without a pair")
+    if pair.is_paired and pair.runs_without_a_pair:
+        unpaired = "seeds" if pair.folds is None else "runs"
+        remarks.append(f"{pair.runs_without_a_pair} {unpaired} without a pair")
     difference = None
     unit = pair.comparison.unit
     if unit != "seeds":
@@ -267,14 +276,19 @@ def _samples(pair: Pair) -> list[Sample]:
 
 def _over_seeds(pair: Pair, common: Spread | None) -> Difference:
     """Compare over runs, with the deviation ``common`` in place of that of the samples if it is given."""
-    compare = statistics.paired_difference if pair.is_paired else statistics.unpaired_difference
-    return compare(*pair.values, margin=pair.comparison.margin, common=common)
+    margin = pair.comparison.margin
+    if not pair.is_paired:
+        return statistics.unpaired_difference(*pair.values, margin=margin, common=common)
+    # each image is tested on in one fold, and not in the others
+    overlap = 0.0 if pair.folds is None else 1 / (pair.folds - 1)
+    return statistics.paired_difference(*pair.values, margin=margin, common=common, overlap=overlap)
 
 
 def _over_images(pair: Pair) -> Difference | None:
     """Compare over runs and test images, or over these two networks if there is one run each.
 
-    ``None`` if not all runs have predictions with what the unit of the comparison needs.
+    With folds, the predictions of a seed for the images of all folds count as those of one network. ``None`` if not
+    all runs have predictions with what the unit of the comparison needs.
     """
     first_runs, second_runs = pair.runs
     first = _predictions(first_runs)
@@ -283,15 +297,18 @@ def _over_images(pair: Pair) -> Difference | None:
         return None
     unit = pair.comparison.unit
     labels = first[0].label
-    if any(not np.array_equal(each.label, labels) for each in (*first, *second)):
+    is_same = all(np.array_equal(each.label, labels) for each in (*first, *second))
+    if not is_same and pair.folds is None:
         raise TableError(
             f"{pair.name} has runs with different test images; expected the same images in every run with unit: "
             f"{unit}; use unit: seeds"
         )
-    if len(first) < len(first_runs) or len(second) < len(second_runs):
+    is_any_missing = any(run.predictions is None for run in (*first_runs, *second_runs))
+    if is_any_missing or not is_same:  # a seed whose folds have not all finished has fewer images
         return None
     if unit == "images" and len(first) == len(second) == 1:
-        return statistics.mcnemar(first[0].wrong, second[0].wrong)
+        found = statistics.mcnemar(first[0].wrong, second[0].wrong)
+        return found if pair.folds is None else replace(found, test=f"{found.test} of each fold")
     clusters = first[0].cluster if unit == "clusters" else np.arange(len(labels))
     if clusters is None:
         return None
@@ -305,9 +322,12 @@ def _over_images(pair: Pair) -> Difference | None:
 
 
 def _predictions(runs: Sequence[Run]) -> list[Predictions]:
-    """Return the predictions of the runs that have some."""
-    found = [run.predictions for run in runs]
-    return [each for each in found if each is not None]
+    """Return the predictions of each seed that has some; with folds, those of its folds one after another."""
+    of_seeds: defaultdict[int, list[Predictions]] = defaultdict(list)
+    for run in runs:
+        if run.predictions is not None:
+            of_seeds[run.cell.seed].append(run.predictions)
+    return [concatenated(of_seed) for of_seed in of_seeds.values()]
 
 
 def _percent_wrong(predictions: Sequence[Predictions]) -> npt.NDArray[Any]:

@@ -25,12 +25,12 @@ from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.cells import Cell, EvaluationCell, SeededConfig, TrainingCell
 from capsule_lab.tables.reader import check_overrides
-from capsule_lab.tables.schema import NEXT_CHECKPOINT, Column, Row, Table
+from capsule_lab.tables.schema import NEXT_CHECKPOINT, Column, Repetition, Row, Table
 
 STANDIN = "data.source=standin"
 """Override of the runs on stand-in data, which a report adds to the requested runs."""
 
-_Cells: TypeAlias = dict[tuple[str, str, int], Cell]  # by row, column, seed
+_Cells: TypeAlias = dict[tuple[str, str, Repetition], Cell]  # by row and column
 Composed: TypeAlias = dict[tuple[str, ...], SeededConfig]
 """Composed configurations by overrides, which several expansions of a table can share."""
 
@@ -51,7 +51,7 @@ def expand(
         standin: whether all runs are on stand-in data, regardless of the overrides.
         composed: configurations that are already composed; new ones are added.
     """
-    overrides = check_overrides("every run", overrides)
+    overrides = check_overrides("every run", overrides, table.folds)
     options = _Options(
         table, overrides, any_precision, standin, {} if composed is None else composed
     )
@@ -67,7 +67,7 @@ def expand(
                     new = _training_cells(options, row, column, cells)
                 elif column.name in row.evaluate:
                     new = _evaluation_cells(table, row, column, cells)
-            cells |= {(row.name, column.name, cell.seed): cell for cell in new}
+            cells |= {(row.name, column.name, cell.repetition): cell for cell in new}
     return list(cells.values())
 
 
@@ -121,11 +121,12 @@ def _training_cells(
 ) -> list[TrainingCell]:
     table, overrides, any_precision, standin, composed = options
     cells_of_row = []
-    for seed in table.seeds:
-        taken, waits_for = _taken(row, column, seed, cells)
-        chosen = tuple(
-            merged(table.base, column.overrides, row.overrides[column.name], taken, overrides)
-        )
+    for repetition in table.repetitions:
+        fold, seed = repetition
+        taken, waits_for = _taken(row, column, repetition, cells)
+        of_row = row.overrides[column.name]
+        of_fold = [] if fold is None else fold.overrides
+        chosen = tuple(merged(table.base, column.overrides, of_row, taken, overrides, of_fold))
         config = _composed(table.commands.training, chosen, composed)
         if standin and "source" in config.config.data:
             chosen = tuple(merged(chosen, [STANDIN]))
@@ -145,6 +146,7 @@ def _training_cells(
                 config,
                 labels,
                 any_precision,
+                fold=fold,
             )
         )
     return cells_of_row
@@ -180,11 +182,13 @@ def _with_values(
     return config
 
 
-def _taken(row: Row, column: Column, seed: int, cells: _Cells) -> tuple[list[str], str]:
+def _taken(
+    row: Row, column: Column, repetition: Repetition, cells: _Cells
+) -> tuple[list[str], str]:
     """Return overrides whose values are results of other rows, and the first row without a result, or ``""``."""
     taken, waits_for = [], ""
     for key, (other, metric) in row.takes.items():
-        source = cells.get((other, column.name, seed))
+        source = cells.get((other, column.name, repetition))
         value = source.value(metric) if source else None
         if value is None:
             value, waits_for = (
@@ -223,15 +227,15 @@ def _evaluation_cells(
     table: Table, row: Row, column: Column, cells: _Cells
 ) -> list[EvaluationCell]:
     cells_of_row = []
-    for seed, next_seed in zip(table.seeds, (*table.seeds[1:], table.seeds[0]), strict=True):
+    following = dict(zip(table.seeds, (*table.seeds[1:], table.seeds[0]), strict=True))
+    for repetition in table.repetitions:
+        fold, seed = repetition
+        next_seed = following[seed]
         of_next = {key for key, (_, metric) in row.takes.items() if metric == NEXT_CHECKPOINT}
-        places = [
-            (other, next_seed if key in of_next else seed) for key, (other, _) in row.takes.items()
-        ]
-        sources = [
-            cells.get((name, column.name, source_seed))
-            for name, source_seed in [(row.of, seed), *places]
-        ]
+        places = [(row.of, repetition)]
+        for key, (other, _) in row.takes.items():
+            places.append((other, Repetition(fold, next_seed) if key in of_next else repetition))
+        sources = [cells.get((name, column.name, source)) for name, source in places]
         trained = [cell for cell in sources if isinstance(cell, TrainingCell)]
         if len(trained) < len(sources) or (of_next and next_seed == seed):
             continue  # a source row has no runs in this column, or there is only one seed
@@ -248,7 +252,16 @@ def _evaluation_cells(
         waits_for = next((cell.row.name for cell in trained if not cell.finished), "")
         cells_of_row.append(
             EvaluationCell(
-                row, column, seed, overrides, fingerprint, waits_for, command, training, evaluate
+                row,
+                column,
+                seed,
+                overrides,
+                fingerprint,
+                waits_for,
+                command,
+                training,
+                evaluate,
+                fold=fold,
             )
         )
     return cells_of_row

@@ -53,7 +53,9 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
         unit = " in %" if metric.rpartition("/")[2] in _PERCENT else ""
         axis.set(title=title, ylabel=metric.replace("/", " ") + unit)
     legend_below(figure)
-    heading = "Bars: standard deviation over seeds"
+    all_runs = [run for points in points_of.values() for point in points for run in point.runs]
+    repetition = "seeds" if all_runs[0].cell.fold is None else "folds and seeds"
+    heading = f"Bars: standard deviation over {repetition}"
     if any(axis.texts for axis in axes):
         heading += ". Numbers beside points: the ends of row names"
     add_heading(figure, heading)

@@ -25,7 +25,7 @@ from capsule_lab.errors import one_line, printable
 from capsule_lab.statistics import half_width
 from capsule_lab.system.files import read_regular
 from capsule_lab.tables import comparison_formats
-from capsule_lab.tables.cells import FAILED
+from capsule_lab.tables.cells import FAILED, Cell
 from capsule_lab.tables.comparisons import Compared
 from capsule_lab.tables.progress import running
 from capsule_lab.tables.schema import Table
@@ -155,6 +155,7 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
                 "ours": ours and ours.center,
                 "ours_std": ours and ours.std,
                 "ours_n": ours.count if ours else 0,
+                **_interval_over_folds(ours),
                 "ours_smallest": ours.smallest if isinstance(ours, Median) else None,
                 "ours_largest": ours.largest if isinstance(ours, Median) else None,
                 "ours_reached": ours.reached if isinstance(ours, Median) else None,
@@ -173,6 +174,14 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame.from_records(records)
+
+
+def _interval_over_folds(ours: Mean | Median | None) -> dict[str, float]:
+    """Return the ends of the interval over the test images of all folds as columns; empty without folds."""
+    if not isinstance(ours, Mean) or not ours.by_fold or ours.over_images is None:
+        return {}
+    low, high = ours.over_images
+    return {"ours_low": low, "ours_high": high}
 
 
 def as_csv(frame: pd.DataFrame) -> str:
@@ -195,16 +204,21 @@ def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
         records += [place | _record_of(run) for run in entry.runs]
         for cell in entry.unfinished:
             status = entry.status_of(cell)
-            facts = {"seed": cell.seed, "status": status, "command": cell.command}
-            records.append(place | facts)
+            facts = {"status": status, "command": cell.command}
+            records.append(place | _repetition(cell) | facts)
     frame = pd.DataFrame.from_records(records)
     # unfinished runs have no steps, and a column with gaps would show 20.0
     return frame.astype({"steps": "Int64"}) if "steps" in frame else frame
 
 
+def _repetition(cell: Cell) -> dict[str, Any]:
+    """Return fold and seed as columns; without folds, the seed alone."""
+    fold = {} if cell.fold is None else {"fold": cell.fold.index}
+    return fold | {"seed": cell.seed}
+
+
 def _record_of(run: Run) -> dict[str, Any]:
-    return {
-        "seed": run.cell.seed,
+    return _repetition(run.cell) | {
         "status": run.cell.status,
         "value": run.value,
         "partial_test": run.partial_test,
@@ -261,6 +275,8 @@ def _with_half_width(entry: Entry, *, real: bool) -> str:
     partial_test = entry.partial_test(real=real)
     if not isinstance(ours, Mean):
         return _with_size(ours, partial_test)
+    if ours.by_fold:
+        return _with_size(ours, partial_test)
     half = half_width(values_of(entry.runs_on(real=real)))
     text = f"{ours.center:.2f}"
     if half is not None:
@@ -273,7 +289,10 @@ def _caption(table: Table, entries: Sequence[Entry], tested: Sequence[Compared])
     runs = runs_of(entries)
     if not runs:
         return printable(table.paper)
-    parts = [table.paper, "Means ± half of the 95 % interval over n runs"]
+    what = "Means ± half of the 95 % interval over n runs"
+    if table.folds is not None:
+        what = f"Means over {table.folds} folds and 95 % intervals over all their test images"
+    parts = [table.paper, what]
     if tested:
         tests = _listed(answer.difference.test for answer in tested)
         parts.append(f"p: {tests}, with Holm's correction within a family")
@@ -402,7 +421,25 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
             f"uncommitted code: {len(dirty)} of {len(runs)} runs, such as {dirty[0].name}, used files that differ "
             f"from the commit, {dirty[0].result['commit']}"
         )
-    return found + _duplicates(entries)
+    return found + _folds(entries) + _duplicates(entries)
+
+
+def _folds(entries: Sequence[Entry]) -> list[str]:
+    """Return the error of every fold of each row, and what the intervals of such rows mean."""
+    found = []
+    for entry in entries:
+        for kind, mean in (("", entry.ours), (", stand-in", entry.standin)):
+            if isinstance(mean, Mean) and mean.by_fold:
+                folds = ", ".join(f"{fold}: {value:.2f}" for fold, value in mean.by_fold.items())
+                label = f"{entry.column.label}: folds of {entry.row.label}{kind}"
+                found.append(f"{label}: {folds}")
+    if found:
+        found.append(
+            "the interval of a row covers other test pictures (other groups, if there are any), not other training "
+            "pictures: folds share these, so that the deviation between folds is no measure of it (Bengio and "
+            "Grandvalet 2004)"
+        )
+    return found
 
 
 def _commits(runs: Iterable[Run]) -> dict[str, str]:
@@ -423,7 +460,7 @@ def _duplicates(entries: Sequence[Entry]) -> list[str]:
             tested = [run for run in entry.runs if run.result["test"]]
             if not tested:
                 continue
-            results = {run.cell.seed: run.result["test"] for run in tested}
+            results = {run.cell.repetition: run.result["test"] for run in tested}
             same = first.setdefault(repr(sorted(results.items())), entry)
             if _directories(same).isdisjoint(_directories(entry)):
                 names = f"{same.row.label}; {entry.row.label}"
@@ -461,7 +498,7 @@ def _curves(entries: Sequence[Entry]) -> dict[str, dict[str, Path]]:
             file = run.directory / "metrics.csv"
             if read_curves(file, run.result.get("curves")).empty:
                 continue
-            label = f"seed {run.cell.seed}" + ("" if run.real else ", stand-in")
+            label = str(run.cell.repetition) + ("" if run.real else ", stand-in")
             curves.setdefault(title, {})[label] = file
     return curves
 

@@ -19,6 +19,7 @@ from capsule_lab.tables.schema import (
     Row,
     Seeds,
     Table,
+    check_no_fold,
     check_override,
 )
 
@@ -90,8 +91,14 @@ def select(
     )
 
 
-def check_overrides(where: str, overrides: Sequence[str]) -> tuple[str, ...]:
+def check_overrides(
+    where: str, overrides: Sequence[str], folds: int | None = None
+) -> tuple[str, ...]:
     """Return overrides of training runs; raise a ``TableError`` for other text, and for a key that the table sets."""
+    try:
+        check_no_fold(where, overrides, folds)
+    except ValueError as error:
+        raise TableError(printable(str(error))) from error
     for override in overrides:
         try:
             check_override(override)

@@ -5,6 +5,7 @@
     paper: title of the table
     metric: test/error                 from metrics.json
     seeds: [0, 1, 2]
+    folds: 5                           every row is trained on each of the folds 0 to 4 of data.folds=5, and each seed
     base: [experiment=sabour2017/mnist]
     columns:                           default: one column without a name
       mnist: {label: MNIST, overrides: [], metric: test/error, statistic: mean}      or median
@@ -37,7 +38,8 @@ rows that this command measures; other columns show all others.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -77,6 +79,41 @@ def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) ->
             "leave it out, options of Hydra can run code and are allowed only on the command line"
         )
     return text
+
+
+@dataclass(frozen=True, order=True)
+class Fold:
+    """A fold of a cross-validation: its index from 0, and the number of folds."""
+
+    index: int
+    folds: int
+
+    @property
+    def overrides(self) -> list[str]:
+        """The overrides of a run that tests on this fold."""
+        return [f"data.folds={self.folds}", f"data.fold={self.index}"]
+
+
+class Repetition(NamedTuple):
+    """What repeats the rows of a table: runs of two rows with the same fold and seed can be paired."""
+
+    fold: Fold | None
+    seed: int
+
+    def __str__(self) -> str:
+        return (
+            f"seed {self.seed}" if self.fold is None else f"fold {self.fold.index} seed {self.seed}"
+        )
+
+
+def check_no_fold(where: str, overrides: Sequence[str], folds: int | None) -> None:
+    """Raise a ``ValueError`` if a table has ``folds``, and ``overrides`` choose others."""
+    for override in overrides:
+        key, _, _ = override.partition("=")
+        if folds is not None and key.lstrip("+~") in ("data.fold", "data.folds"):
+            raise ValueError(
+                f"{where} has {override}; leave it out, folds: {folds} of the table sets the folds"
+            )
 
 
 class Commands(NamedTuple):
@@ -252,7 +289,8 @@ class Comparison(_Part):
         against: a row; if left out, each row is compared with itself in the column ``against_column``.
         columns: the columns in which rows are compared; by default all.
         against_column: the column of ``against``, if it is another one.
-        pairing: whether runs with the same seed are compared with each other.
+        pairing: whether runs with the same ``seed`` are compared with each other. In a table with folds, ``fold``:
+            runs with the same fold and seed.
         unit: what the interval generalises to: other ``seeds``; or other seeds and test ``images`` or ``clusters`` of
             them, such as other toys.
         family: comparisons with the same family share a Holm correction.
@@ -264,7 +302,7 @@ class Comparison(_Part):
     against: str = ""
     columns: tuple[str, ...] = Field((), description="a list of names of columns")
     against_column: str = ""
-    pairing: Literal["none", "seed"] = Field("none", description="none or seed")
+    pairing: Literal["none", "seed", "fold"] = Field("none", description="none, seed or fold")
     unit: Literal["seeds", "images", "clusters"] = Field(
         "seeds", description="seeds, images or clusters"
     )
@@ -286,6 +324,7 @@ class Content(_Part):
     paper: str
     metric: str = "test/error"
     seeds: Seeds
+    folds: int | None = Field(None, strict=True, ge=2, description="a whole number from 2")
     base: Overrides = Field((), description=_OVERRIDES)
     columns: tuple[Column, ...] = Field(
         description="a mapping of names to {label, overrides, metric}"
@@ -356,6 +395,30 @@ class Content(_Part):
         return self
 
     @model_validator(mode="after")
+    def _check_folds(self) -> Self:
+        """Check that only ``folds`` chooses folds, and that comparisons pair them if there are any."""
+        for where, overrides in self._all_overrides():
+            check_no_fold(where, overrides, self.folds)
+        for each in self.comparisons:
+            if (each.pairing == "fold") is not (self.folds is not None):
+                expected = (
+                    "fold in a table with folds" if self.folds else "none or seed without folds"
+                )
+                raise ValueError(
+                    f"comparison {each.name}: pairing is {each.pairing}; expected {expected}"
+                )
+        return self
+
+    def _all_overrides(self) -> Iterator[tuple[str, Overrides]]:
+        """Yield the overrides of training, with the part of the file they are in."""
+        yield "base", self.base
+        for column in self.columns:
+            yield f"column {column.name}", column.overrides
+        for row in self.rows:
+            for overrides in row.overrides.values():
+                yield f"row {row.name}", overrides
+
+    @model_validator(mode="after")
     def _check_columns_of_rows(self) -> Self:
         columns = [column.name for column in self.columns]
         for row in self.rows:
@@ -388,6 +451,14 @@ class Table(Content):
     head: str
     file: Path
     commands: Commands
+
+    @property
+    def repetitions(self) -> list[Repetition]:
+        """Every fold, if there are folds, with every seed."""
+        folds: list[Fold | None] = [None]
+        if self.folds is not None:
+            folds = [Fold(index, self.folds) for index in range(self.folds)]
+        return [Repetition(fold, seed) for fold in folds for seed in self.seeds]
 
 
 def _by_column(row: Any, columns: list[str]) -> Any:

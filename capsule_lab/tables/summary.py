@@ -1,4 +1,4 @@
-"""Results of a table, read only from run directories: mean and spread over seeds, and published values."""
+"""Results of a table, read only from run directories: mean and spread over seeds or folds, and published values."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import logging
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from capsule_lab import runs
 from capsule_lab.errors import RunError, TableError
-from capsule_lab.runs.predictions import Predictions
-from capsule_lab.statistics import interval_over_images
+from capsule_lab.runs.predictions import Predictions, concatenated
+from capsule_lab.statistics import interval_over_clusters, interval_over_images
 from capsule_lab.tables.cells import DONE, Cell, EvaluationCell
 from capsule_lab.tables.expand import Composed, expand
 from capsule_lab.tables.schema import Column, Overrides, Published, Row, Table
@@ -91,17 +93,23 @@ class Run:
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean (``center``) and sample standard deviation over seeds; of one run, its 95 % interval over test images."""
+    """Mean (``center``) and sample standard deviation over seeds; of one run, its 95 % interval over test images.
+
+    With folds, ``by_fold`` is the mean over the seeds of each fold, mean and deviation are those over folds, and
+    ``over_images`` is the interval of the error of all images together, each of which is in one fold.
+    """
 
     center: float
     std: float | None
     count: int
     over_images: tuple[float, float] | None = None
+    by_fold: Mapping[int, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.over_images is not None:
             low, high = self.over_images
-            return f"{self.center:.2f} (one run; {low:.2f} to {high:.2f} over test images)"
+            runs = "" if self.by_fold else "one run; "
+            return f"{self.center:.2f} ({runs}{low:.2f} to {high:.2f} over test images)"
         return f"{self.center:.2f}" if self.std is None else f"{self.center:.2f} ± {self.std:.3f}"
 
     @property
@@ -391,6 +399,8 @@ def _run(cell: Cell, column: Column) -> Run | None:
 
 
 def _mean(runs: Sequence[Run]) -> Mean:
+    if runs[0].cell.fold is not None:
+        return _over_folds(runs)
     values = values_of(runs)
     if len(values) > 1:
         return Mean(statistics.fmean(values), statistics.stdev(values), len(values))
@@ -400,6 +410,40 @@ def _mean(runs: Sequence[Run]) -> Mean:
         wrong = int(predictions.wrong.sum())
         over_images = interval_over_images(wrong, len(predictions.label))
     return Mean(values[0], None, 1, over_images)
+
+
+def _over_folds(runs: Sequence[Run]) -> Mean:
+    by_fold = means_by_fold(runs)
+    values = [*by_fold.values()]
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Mean(statistics.fmean(values), std, len(runs), _interval_over_folds(runs), by_fold)
+
+
+def means_by_fold(runs: Iterable[Run]) -> dict[int, float]:
+    """Return the mean over the runs of each fold, in the order of the folds."""
+    values: defaultdict[int, list[float]] = defaultdict(list)
+    for run in runs:
+        assert run.cell.fold is not None
+        values[run.cell.fold.index].append(run.value)
+    return {fold: statistics.fmean(values[fold]) for fold in sorted(values)}
+
+
+def _interval_over_folds(runs: Sequence[Run]) -> tuple[float, float] | None:
+    """Return the interval of the error of all images; ``None`` if a run has no predictions.
+
+    An image that several seeds tested counts once, with the share of networks that get it wrong.
+    """
+    of_folds: defaultdict[int, list[Predictions]] = defaultdict(list)
+    for run in runs:
+        if run.predictions is None or run.cell.fold is None:
+            return None
+        of_folds[run.cell.fold.index].append(run.predictions)
+    shares = [np.mean([each.wrong for each in of_fold], axis=0) for of_fold in of_folds.values()]
+    wrong = np.concatenate(shares)
+    clusters = concatenated([of_fold[0] for of_fold in of_folds.values()]).cluster
+    if clusters is None:
+        return interval_over_images(wrong.sum(), len(wrong))
+    return interval_over_clusters(wrong, clusters)
 
 
 def _median(runs: Sequence[Run]) -> Median:

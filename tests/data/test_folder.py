@@ -467,21 +467,36 @@ def test_a_checkpoint_needs_a_folder_for_tests_not_for_predictions(
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("runs_here")
 def test_the_commands_of_the_guide(cli: Cli) -> None:
     guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
+    make_pictures(Path("pictures"), 24, largest=60)
+    lines = ["file,group"]
+    for file in sorted(Path("pictures").glob("*/*.*")):
+        lines.append(f"{file.relative_to('pictures')},patient {int(file.stem) // 2}")
+    Path("pictures/groups.csv").write_text("\n".join(lines))
+    (table,) = re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    Path("folds.yaml").write_text(shorter(table.replace("folds: 5\n", "folds: 2\n")))
     commands = re.findall(r"^capsule-lab (.*)", guide, re.MULTILINE)
-    assert len(commands) == 5
-    make_pictures(Path("pictures"))
-    for label in ("0", "1"):
-        for number in range(6):
-            add(Path("strips") / label / f"{number}.png", Image.effect_noise((733, 3), 50))
+    names = []
     for command in commands:
-        shorter = command.replace("max_steps=300", "max_steps=1 trainer.accelerator=cpu")
-        name, *overrides = shlex.split(shorter)
+        name, *overrides = shorter(command).split()
         ended = cli(name, *overrides)
         assert ended.status == 0, ended.err
+        names.append(name)
         if name == "predict":
             assert re.search("|".join(KINDS), ended.out)
+        if name == "report":
+            assert "folds of dynamic routing: 0: " in ended.out
+    assert names == ["train", "evaluate", "predict", "train", "train", "sweep", "report"]
+
+
+def shorter(text: str) -> str:
+    """Commands or a table with two steps instead of 300, and a small CapsNet."""
+    small = text.replace(
+        "model=capsnet,", "model=capsnet, model.channels=4, model.primary.types=2,"
+    )
+    return small.replace("max_steps=300", "max_steps=2")
 
 
 @pytest.mark.whole  # three fits

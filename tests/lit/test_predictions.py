@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ def predictions_of(
     spec = SPEC if factors else DataSpec((1, 2, 2), 3, labels_per_image=labels_per_image)
     module = module_of(labels_per_image)
     data = SimpleNamespace(spec=spec, test_parts=trainer.pop("test_parts", ()))
+    if "test_clusters" in trainer:
+        data.test_clusters = trainer.pop("test_clusters")
     state = SimpleNamespace(fn="test")
     module._trainer = SimpleNamespace(world_size=1, datamodule=data, state=state, **trainer)
     for part, rows in enumerate((slice(0, 2), slice(2, None))):
@@ -86,6 +89,13 @@ def test_toys_of_all_classes_have_different_clusters_and_parts_are_named() -> No
     assert len({*clusters}) == 3
     assert clusters[2] == clusters[3]
     assert found["part"].tolist() == [0, 0, 1, 1]
+
+
+def test_groups_of_the_data_are_clusters() -> None:
+    scores = [[1.0, 0.0, 0.0]] * 4
+    groups = np.array([2, 0, 2, 1])
+    found = predictions_of(scores, [0, 1, 1, 1], test_clusters=groups)
+    assert found["cluster"].tolist() == [2, 0, 2, 1]
 
 
 def test_one_of_several_processes_keeps_none() -> None:

@@ -239,7 +239,7 @@ def test_comparison_is_planned_if_its_runs_have_a_commit_with_it(tmp_path: Path)
         ({**PAIRS, "columns": ["x"]}, "comparison pairs: columns has x; Options: "),
         (
             {**PAIRS, "pairing": "seeds"},
-            "comparison pairs: pairing is 'seeds'; expected none or seed",
+            "comparison pairs: pairing is 'seeds'; expected none, seed or fold",
         ),
         (
             {"name": "a", "rows": ["a"]},

@@ -228,6 +228,8 @@ OF_A_ROW_BELOW = {**EVALUATION, "of": "c"}
 OF_A_CHECKPOINT = {**EVALUATION, "evaluate": ["ckpt=x"]}
 TAKES_A_CHECKPOINT = {**OTHER, "takes": {"ckpt": ["a", "checkpoint"]}}
 SAME_LABELS = {"a": {"label": "it"}, "b": {"label": "it"}}
+UNPAIRED = {"comparisons": [{"name": "c", "against": "one"}]}
+BY_FOLD = {"name": "c", "against": "one", "pairing": "fold"}
 TIME = {"metric": "time_to_accuracy/99/seconds"}
 LOGGING = "hydra.job_logging.handlers.x.()"
 NUMBERS = "expected a number, or [mean,"
@@ -269,6 +271,12 @@ WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"seeds": 3}, f"seeds|3|{WHOLE_NUMBERS}"),
     ({"seeds": ["a"]}, f"seeds|'a'|{WHOLE_NUMBERS}"),
     ({"seeds": [10**30]}, f"seeds|{10**30}|{WHOLE_NUMBERS}, 0 to 4294967295"),
+    ({"folds": 1}, "folds|1|expected a whole number from 2"),
+    ({"folds": "5"}, "folds|'5'|expected a whole number from 2"),
+    ({"folds": 3, "base": ["+data.fold=1"]}, "base|+data.fold=1|leave it out, folds: 3 of the"),
+    ({"folds": 3, **with_row(overrides=["data.folds=5"])}, "row a|data.folds=5|leave it out"),
+    ({"folds": 3, **UNPAIRED}, "comparison c|pairing is none|expected fold in a table with folds"),
+    ({"comparisons": [BY_FOLD]}, "comparison c|pairing is fold|expected none or seed without"),
     ({"base": ["seed=1"]}, "base|seed=1|leave it out, seeds=[…] sets the seeds of a table"),
     ({"base": "seed=1"}, "base|'seed=1'|expected a list of key=value"),
     ({"base": [f"{LOGGING}=os.system"]}, "base|hydra.job_logging|can run code|command line"),
