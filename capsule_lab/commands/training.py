@@ -63,6 +63,12 @@ class Training:
         L.seed_everything(self.config.seed, workers=True, verbose=False)
         memory.check_weights(self.config, self.data.spec)
         self.module = build.build_module(self.config, self.data.spec)
+        self.initial: runs.initial_weights.InitialWeights | None = None
+        continues = runs.checkpoints.find_to_resume(self.config, self.directory) is not None
+        if self.config.train.start_from and not continues:
+            self.initial = runs.initial_weights.load(self.config, self.module.network)
+        with build.constructing("train.freeze"):
+            self.module.freeze(self.config.train.freeze or ())
 
     def _deadline(self, start_time: float) -> float:
         """Return when training pauses, in seconds of ``time.monotonic``: at its own limit, or that of its sweep."""
@@ -94,7 +100,13 @@ class Training:
         self.checkpoint = runs.checkpoints.checkpoint_to_resume(
             self.config, self.directory, data.provenance
         )
-        self.embed = callbacks.EmbedConfig(self.config, data.provenance, data.spec, data.input_form)
+        self.embed = callbacks.EmbedConfig(
+            self.config,
+            data.provenance,
+            data.spec,
+            data.input_form,
+            self.initial and self.initial.record,
+        )
         self.trainer = build.build_trainer(
             self.config.trainer,
             self.directory,
@@ -126,6 +138,8 @@ class Training:
             log.info("overrides of the defaults: %s", shlex.join(self.overrides) or "none")
             for difference in presets.differences_of_overrides(self.overrides):
                 log.info("%s", difference)
+            for line in self.initial.lines if self.initial else ():
+                log.info("%s", line)
             self.log_batch()
             callbacks.log_run_facts(self.trainer.loggers, self.config, self.data.provenance)
             failed = True
@@ -286,7 +300,9 @@ class Training:
             **result,
             "image_counts": runs.results.image_counts(self.module, self.data),
             "provenance": self.data.provenance,
+            **({"start_from": self.embed.start_from} if self.embed.start_from else {}),
             "parameters": sum(p.numel() for p in self.module.network.parameters()),
+            "frozen_parameters": sum(p.numel() for p in self.module.frozen),
             "steps": trainer.global_step,
             "planned_steps": self.module.total_steps,
             "seed": self.config.seed,

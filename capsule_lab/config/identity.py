@@ -33,7 +33,10 @@ _NOT_HASHED = [
 ]
 """Keys that do not affect the result."""
 
-_HASHED_WHEN_SET: dict[str, Any] = {}
+_HASHED_WHEN_SET: dict[str, Any] = {
+    "train.freeze": None,
+    "train.start_from": None,
+}
 """Keys that are newer than recorded runs, and their values without effect, with which a run keeps its hash."""
 
 
