@@ -68,7 +68,7 @@ class Training:
         if self.config.train.start_from and not continues:
             self.initial = runs.initial_weights.load(self.config, self.module.network)
         with build.constructing("train.freeze"):
-            self.module.freeze(self.config.train.freeze or ())
+            self.module.freeze_modules(self.config.train.freeze or ())
 
     def _deadline(self, start_time: float) -> float:
         """Return when training pauses, in seconds of ``time.monotonic``: at its own limit, or that of its sweep."""

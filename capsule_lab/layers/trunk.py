@@ -39,6 +39,9 @@ class Trunk(nn.Sequential):
         channels, grid, field: as in ``Stem``.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, stem: str, in_channels: int, size: tuple[int, int]) -> None:
         # imported here because only these stems need torchvision
         from torchvision.models import get_model

@@ -61,7 +61,7 @@ class AbstractModule(LightningModule):
 
     Attributes:
         step_values: values of all schedules in the current training step; from ``on_train_batch_start``.
-        frozen: parameters that are not trained, see ``freeze``.
+        frozen: parameters that are not trained, see ``freeze_modules``.
         image_counts: number of images that all processes have processed: of ``train`` in the whole run, with
             repetitions; of every other split or part in its last validation or test.
     """
@@ -128,7 +128,7 @@ class AbstractModule(LightningModule):
     def add_split(self, split: str) -> None:
         """Add metrics for another split, such as a part of the test set."""
 
-    def freeze(self, names: Iterable[str]) -> None:
+    def freeze_modules(self, names: Iterable[str]) -> None:
         """Exclude modules of the network with these names from training, such as ``conv`` or ``conv.layer1``.
 
         Their parameters get no gradient and no weight decay and are not given to the optimizer. In training steps, they

@@ -37,7 +37,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     checkpoint = _unpickled(path)
     check(checkpoint.get("capsule_lab") if type(checkpoint) is dict else None, path)
-    return checkpoint  # type: ignore[no-any-return]
+    return checkpoint
 
 
 def _unpickled(path: Path) -> Any:

@@ -72,65 +72,68 @@ def load(config: DictConfig, network: nn.Module) -> InitialWeights:
         RunError: if the file cannot be read, has a number that is not finite, or has no parameter that fits.
     """
     given = config.train.start_from
-    source = _read(given, config.get("trust"))
+    source = _read(given, config.get("trust"), network)
     own = network.state_dict()
-    weights = source.weights
-    if source.record is None:
-        weights = _as_named_here(weights, network)
     fitting = {}
     other_shape = []
-    for name, weight in weights.items():
+    unknown = []
+    for name, weight in source.weights.items():
         if name not in own:
-            continue
-        if checkpoints.described(weight) != checkpoints.described(own[name]):
+            unknown.append(name)
+        elif checkpoints.described(weight) != checkpoints.described(own[name]):
             other_shape.append(name)
-            continue
-        _check_values(source.file, name, weight)
-        fitting[name] = weight
+        else:
+            _check_values(source.file, name, weight)
+            fitting[name] = weight
     parameters = dict(network.named_parameters())
-    if not fitting.keys() & parameters.keys():
-        raise _nothing_fits(source._replace(weights=weights), config, own)
+    if fitting.keys().isdisjoint(parameters):
+        raise _nothing_fits(source, config, own)
     network.load_state_dict(fitting, strict=False)
-    absent = [name for name in own if name not in weights]
-    unknown = [name for name in weights if name not in own]
+    absent = [name for name in own if name not in source.weights]
+    data = _data(source)
     record = {
         "file": source.file.name,
         "sha256": sha256(source.file),
-        "data": _data(source),
+        "data": data,
         "step": source.step,
         "loaded": len(fitting),
         "new": len(own) - len(fitting),
-        "unused": len(weights) - len(fitting),
+        "unused": len(source.weights) - len(fitting),
     }
-    trained_on = f", trained on {source.record['provenance']['name']}" if source.record else ""
+    trained = f", trained on {data['name']}" if data else ""
+    counts = f"{len(fitting)} of the network's {len(own)} tensors are loaded"
     lines = [
-        f"starting from {given}{trained_on}: {len(fitting)} of the network's {len(own)} tensors are loaded",
+        printable(f"starting from {given}{trained}: {counts}"),
         *_listed("new, as they have another shape there", other_shape),
         *_listed("new, as they are not there", absent),
         *_listed("of the file, not used", unknown),
     ]
-    return InitialWeights(record, [printable(line) for line in lines])
+    return InitialWeights(record, lines)
 
 
-def _read(given: str, trust: str | None) -> Source:
+def _read(given: str, trust: str | None, network: nn.Module) -> Source:
     file = directories.find_checkpoint(ready_weights.locate(given))
     checkpoints.check_pickles(file, trust)
     content = checkpoints.read_foreign(file)
     weights = checkpoints.weights_of(content, file)
+    record = content.get("capsule_lab")
+    if record is None:
+        weights = _as_named_here(weights, network)
     step = content.get("global_step")
-    # a file may have anything there
-    return Source(file, weights, step if type(step) is int else None, content.get("capsule_lab"))
+    if type(step) is not int:  # a file may have anything there
+        step = None
+    return Source(file, weights, step, record)
 
 
 def _as_named_here(weights: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
     """Return weights with those of a trunk by their names in the network."""
     from capsule_lab.layers.trunk import Trunk  # imports torch
 
-    trunks = [name for name, module in network.named_modules() if isinstance(module, Trunk)]
     names = {}
-    for trunk in trunks:
-        for name in network.get_submodule(trunk).state_dict():
-            names[name] = f"{trunk}.{name}"
+    for trunk, module in network.named_modules():
+        if isinstance(module, Trunk):
+            for name in module.state_dict():
+                names[name] = f"{trunk}.{name}"
     return {names.get(name, name): weight for name, weight in weights.items()}
 
 
@@ -138,7 +141,10 @@ def _check_values(file: Path, name: str, weight: Tensor) -> None:
     try:
         is_finite = bool(weight.isfinite().all())
     except Exception as error:  # of a tensor without values
-        raise RunError(f"{file} has no values for {name} ({one_line(error)[:200]})") from error
+        reason = one_line(error)[:200]
+        raise RunError(
+            f"{file} has no values for {name} ({reason}); expected tensors in memory: use another checkpoint"
+        ) from error
     if not is_finite:
         raise RunError(
             f"{file} has numbers in {name} that are not finite, as after a failed training; expected finite weights: "
@@ -146,12 +152,12 @@ def _check_values(file: Path, name: str, weight: Tensor) -> None:
         )
 
 
-def _data(source: Source) -> dict[str, Any] | None:
-    """Return name and source of the data of training."""
+def _data(source: Source) -> dict[str, str] | None:
+    """Return source and name of the data of training."""
     if source.record is None:
         return None
     provenance = source.record["provenance"]
-    return {key: provenance[key] for key in ("source", "name")}
+    return {"source": provenance["source"], "name": provenance["name"]}
 
 
 def _listed(what: str, names: Sequence[str]) -> list[str]:
@@ -161,9 +167,11 @@ def _listed(what: str, names: Sequence[str]) -> list[str]:
     shown = list(names)
     if len(shown) > _MOST_NAMES:
         shown = _modules(names)
-    more = len(shown) - _MOST_NAMES
     text = ", ".join(shown[:_MOST_NAMES])
-    return [f"  {what}: {text}" + (f" and {more} more" if more > 0 else "")]
+    more = len(shown) - _MOST_NAMES
+    if more > 0:
+        text += f" and {more} more"
+    return [printable(f"  {what}: {text}")]
 
 
 def _modules(names: Iterable[str]) -> list[str]:
@@ -175,25 +183,28 @@ def _modules(names: Iterable[str]) -> list[str]:
 
 
 def _nothing_fits(source: Source, config: DictConfig, own: Mapping[str, Tensor]) -> RunError:
-    """Return the error that has the options of the network in the file, or else what its first tensor is."""
-    there = source.record["config"]["model"] if source.record else None
-    here = to_container(config.model)
-    if there and there.get("_target_") != here["_target_"]:
-        expected = f"a model=… that is a {_class_name(there)}, as in the file, instead of {_class_name(here)}"
-    elif there and there != here:
-        expected = f"the options of its network, {' '.join(_differing(there, here, 'model'))}"
-    else:
-        name = next(iter(source.weights), "")
-        known = next((name for name in source.weights if name in own), next(iter(own)))
-        arrived = f"{checkpoints.described(source.weights.get(name))} for {name[:80]}"
-        expected = (
-            f"weights such as {checkpoints.described(own[known])} for {known}, but it has {arrived}"
-        )
+    """Return the error that has the network of the file or its options, or else what its first tensor is."""
+    expected = ""
+    if source.record is not None:
+        there = source.record["config"]["model"]
+        expected = _difference(there, to_container(config.model))
+    if not expected:
+        name, weight = next(iter(source.weights.items()), ("", None))
+        known = name if name in own else next(iter(own))
+        arrived = checkpoints.described(weight)
+        described = checkpoints.described(own[known])
+        expected = f"{described} for {known}, but its first tensor is {arrived}, {name[:80]}"
     return RunError(printable(f"nothing in {source.file} fits this network; expected {expected}"))
 
 
-def _class_name(model: Mapping[str, Any]) -> str:
-    return str(model.get("_target_")).rpartition(".")[2]
+def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Return what to change so that the network is that of the file; an empty text if it is already."""
+    before = str(there.get("_target_")).rpartition(".")[2]
+    now = str(here["_target_"]).rpartition(".")[2]
+    if before != now:
+        return f"a model=… that is a {before}, as in the file, instead of {now}"
+    overrides = " ".join(_differing(there, here, "model"))
+    return f"the options of its network, {overrides}" if overrides else ""
 
 
 def _differing(there: Mapping[str, Any], here: Mapping[str, Any], parent: str) -> Iterator[str]:
@@ -202,6 +213,10 @@ def _differing(there: Mapping[str, Any], here: Mapping[str, Any], parent: str) -
         other = here.get(key)
         if isinstance(value, dict) and isinstance(other, dict):
             yield from _differing(value, other, f"{parent}.{key}")
-        elif value != other:
-            text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-            yield f"{parent}.{key}={text}"
+            continue
+        if value == other:
+            continue
+        text = value
+        if not isinstance(value, str):
+            text = json.dumps(value, separators=(",", ":"))
+        yield f"{parent}.{key}={text}"

@@ -44,9 +44,11 @@ def fit(module: AbstractModule, **options: Any) -> None:
 
 def changed(module: AbstractModule, before: dict[str, Tensor]) -> set[str]:
     """The names of the modules of which a tensor changed."""
-    after = module.network.state_dict()
-    names = [name for name in before if not after[name].equal(before[name])]
-    return {name.rpartition(".")[0] for name in names}
+    names = set()
+    for name, value in module.network.state_dict().items():
+        if not value.equal(before[name]):
+            names.add(name.rpartition(".")[0])
+    return names
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_weights_and_statistics_of_frozen_modules_stay(
 ) -> None:
     """Also with CUDA graphs, diagnostics, and an estimate of memory, which uses the network."""
     module = cnn(optimizer=optimizer, cuda_graphs=graphs)
-    module.freeze(["features"])
+    module.freeze_modules(["features"])
     memory.estimate(module, (1, 9, 9), 4, nullcontext())
     before = state(module)
     diagnostics = LearningDiagnostics(every_n_steps=3)
@@ -67,8 +69,10 @@ def test_weights_and_statistics_of_frozen_modules_stay(
         fit(module, callbacks=[diagnostics], default_root_dir=tmp_path)
     assert (fake.replays > 0) == (graphs == "auto")
     assert changed(module, before) == {"classifier.1"}
-    given = [each for group in module.optimizers().param_groups for each in group["params"]]
-    assert {*given} == {*module.network.classifier.parameters()}
+    given = set()
+    for group in module.optimizers().param_groups:
+        given |= {*group["params"]}
+    assert given == {*module.network.classifier.parameters()}
     for parameter in module.network.features.parameters():
         assert parameter.grad is None
         assert not parameter.requires_grad
@@ -76,7 +80,7 @@ def test_weights_and_statistics_of_frozen_modules_stay(
 
 def test_averages_of_frozen_weights_are_equal_but_for_rounding() -> None:
     module = cnn()
-    module.freeze(["features"])
+    module.freeze_modules(["features"])
     before = module.network.features.state_dict()
     expected = {name: value.clone() for name, value in before.items()}
     fit(module, callbacks=[AveragedWeights(decay=0.5)])
@@ -86,7 +90,7 @@ def test_averages_of_frozen_weights_are_equal_but_for_rounding() -> None:
 
 def test_other_modules_train_as_before() -> None:
     module = cnn()
-    module.freeze(["features.0"])
+    module.freeze_modules(["features.0"])
     before = state(module)
     fit(module)
     assert changed(module, before) == {"features.1", "features.3", "features.4", "classifier.1"}
@@ -96,5 +100,5 @@ def test_frozen_kernels_have_no_penalty() -> None:
     module = cnn()
     kernels = 0.005 * module.network.classifier[1].weight.square().sum()
     assert module.penalty()["l2"] > kernels
-    module.freeze(["features"])
+    module.freeze_modules(["features"])
     assert module.penalty()["l2"].item() == pytest.approx(kernels.item())
