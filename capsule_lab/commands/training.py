@@ -300,9 +300,8 @@ class Training:
             **result,
             "image_counts": runs.results.image_counts(self.module, self.data),
             "provenance": self.data.provenance,
-            **({"start_from": self.embed.start_from} if self.embed.start_from else {}),
+            **self.facts_of_start(),
             "parameters": sum(p.numel() for p in self.module.network.parameters()),
-            "frozen_parameters": sum(p.numel() for p in self.module.frozen),
             "steps": trainer.global_step,
             "planned_steps": self.module.total_steps,
             "seed": self.config.seed,
@@ -312,6 +311,15 @@ class Training:
             **{name: _joined(values) for name, values in self.embed.trained_with.items()},
             "curves": runs.files.sha256(self.directory / "metrics.csv"),
         }
+
+    def facts_of_start(self) -> dict[str, Any]:
+        """Return the record of the initial weights and the number of frozen parameters, if there are any."""
+        facts: dict[str, Any] = {}
+        if self.embed.start_from is not None:
+            facts["start_from"] = self.embed.start_from
+        if self.module.frozen:
+            facts["frozen_parameters"] = sum(each.numel() for each in self.module.frozen)
+        return facts
 
     def pause(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write the progress, and the result of a test, to the run directory and log it; return both.

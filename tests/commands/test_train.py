@@ -236,6 +236,7 @@ OF_A_CHECKPOINT = {
     "provenance",
     "spec",
     "input_form",
+    "start_from",
     "seconds",
     "cpu_seconds",
     "val",
