@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 _NAMES = [  # routing, networks and data collect their names from the files in their folders
     "ClassCapsules", "ComposedPrimaryCapsules", "ConvCapsules", "ConvStack", "CoordinateClassCapsules", "Decoder",
     "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules", "PrimaryCapsules", "Stem",
-    "UntransformedCapsules",
+    "Trunk", "UntransformedCapsules",
     "dense_votes", "length", "squash",
     "cross_entropy_loss", "l2_loss", "logits_cross_entropy_loss", "margin_loss", "reconstruction_loss",
     "sigmoid_cross_entropy_loss", "spread_loss",

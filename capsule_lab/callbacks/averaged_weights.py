@@ -26,8 +26,9 @@ class AveragedWeights(WeightAveraging):
 
     Validation and the ``state_dict`` of checkpoints use the average, and therefore tests and ``runs.open``, too;
     checkpoints also contain the training weights, so that a run resumes exactly. Statistics of batch normalisation are
-    averaged like weights, so that no additional pass over the training images is needed. The callback has no effect
-    until the average begins. All processes of a run have the same weights, and each computes its own average.
+    averaged like weights, so that no additional pass over the training images is needed. Averages of frozen modules
+    (``train.freeze``) equal them up to rounding. The callback has no effect until the average begins. All processes of
+    a run have the same weights, and each computes its own average.
 
     It differs from Lightning's class in three cases. Before its average begins, Lightning's class validates and saves
     the initial weights; it replaces the weights before the last checkpoint of training; and in a test after ``fit``, it

@@ -52,6 +52,7 @@ class EmbedConfig(Callback):
     """Adds configuration, provenance, input form, time, precision, last validation and curves to every checkpoint.
 
     Attributes:
+        start_from: record of the initial weights, see ``runs.initial_weights``; ``None`` if they are random.
         trained_with: the device, the hardware, the precision and the commit of every process start that made a step,
             each without repetitions: a run may continue on another machine.
     """
@@ -63,12 +64,14 @@ class EmbedConfig(Callback):
         spec: DataSpec,
         input_form: dict[str, Any],
         class_counts: list[int],
+        start_from: dict[str, Any] | None = None,
     ) -> None:
         self.config = config
         self.provenance = provenance
         self.spec = spec
         self.input_form = input_form
         self.class_counts = class_counts
+        self.start_from = start_from
         self.seconds_before = 0.0
         self.cpu_seconds_before = 0.0
         self.steps_before = 0
@@ -137,6 +140,7 @@ class EmbedConfig(Callback):
             "spec": dataclasses.asdict(self.spec),
             "input_form": self.input_form,
             "class_counts": self.class_counts,
+            "start_from": self.start_from,
             "seconds": self.seconds,
             "cpu_seconds": self.cpu_seconds,
             "val": self.val,
@@ -156,7 +160,9 @@ class EmbedConfig(Callback):
         self.seconds_before = record["seconds"]
         self.cpu_seconds_before = record["cpu_seconds"]
         self.steps_before = checkpoint["global_step"]
-        trained_with = record.get("trained_with", {})  # older records have none
+        # older records have neither
+        self.start_from = record.get("start_from")
+        trained_with = record.get("trained_with", {})
         self.trained_with = {name: [*values] for name, values in trained_with.items()}
         self.val = record["val"]
         self.val_step = record["val_step"]

@@ -22,7 +22,14 @@ from capsule_lab.commands.declare import command
 from capsule_lab.config.check import check_run
 from capsule_lab.config.check_options import check_options
 from capsule_lab.config.compose import overrides_of
-from capsule_lab.config.declaration import FinishedRun, Group, Options, Seed, TrainedRun
+from capsule_lab.config.declaration import (
+    FinishedRun,
+    Group,
+    Options,
+    Seed,
+    TrainedRun,
+    Weights,
+)
 from capsule_lab.errors import RunError
 from capsule_lab.runs.summary import summary
 from capsule_lab.system import protocol
@@ -34,8 +41,12 @@ log = logging.getLogger(__name__)
 
 
 class RunOptions(Options):
-    """Options of how a run is stored, which do not affect its result."""
+    """Options of where a run starts, what it trains, and how it is stored."""
 
+    start_from: Weights | None = None
+    """Initial weights: the name of ready weights, a run or a file; what does not fit its network is new."""
+    freeze: list[str] | None = None
+    """Modules of the network that are not trained, such as [conv,primary]."""
     resume: bool = False
     """Continue the last run with this configuration."""
     directory: str | None = None
@@ -58,7 +69,7 @@ class TrainOptions(Options):
     trust: Literal["safetensors"] | None = None
     """safetensors: refuse files that must be unpickled, such as ckpt= and CIFAR10's; does not affect results."""
     train: RunOptions = RunOptions()
-    """How the run is stored."""
+    """Where the run starts, what it trains, and how it is stored."""
     module: Group
 
 
@@ -68,6 +79,7 @@ def check_training(config: DictConfig) -> None:
 
     check_run(config)
     check_callbacks(config)
+    runs.initial_weights.check(config)
 
 
 def _without_routing(run: FinishedRun) -> list[str]:

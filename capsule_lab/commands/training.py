@@ -63,6 +63,12 @@ class Training:
         L.seed_everything(self.config.seed, workers=True, verbose=False)
         memory.check_weights(self.config, self.data.spec)
         self.module = build.build_module(self.config, self.data.spec)
+        self.initial: runs.initial_weights.InitialWeights | None = None
+        continues = runs.checkpoints.find_to_resume(self.config, self.directory) is not None
+        if self.config.train.start_from and not continues:
+            self.initial = runs.initial_weights.load(self.config, self.module.network)
+        with build.constructing("train.freeze"):
+            self.module.freeze_modules(self.config.train.freeze or ())
 
     def _deadline(self, start_time: float) -> float:
         """Return when training pauses, in seconds of ``time.monotonic``: at its own limit, or that of its sweep."""
@@ -96,7 +102,12 @@ class Training:
         )
         self.class_counts = data.class_counts().tolist()
         self.embed = callbacks.EmbedConfig(
-            self.config, data.provenance, data.spec, data.input_form, self.class_counts
+            self.config,
+            data.provenance,
+            data.spec,
+            data.input_form,
+            self.class_counts,
+            self.initial and self.initial.record,
         )
         self.trainer = build.build_trainer(
             self.config.trainer,
@@ -129,6 +140,8 @@ class Training:
             log.info("overrides of the defaults: %s", shlex.join(self.overrides) or "none")
             for difference in presets.differences_of_overrides(self.overrides):
                 log.info("%s", difference)
+            for line in self.initial.lines if self.initial else ():
+                log.info("%s", line)
             self.log_batch()
             callbacks.log_run_facts(self.trainer.loggers, self.config, self.data.provenance)
             failed = True
@@ -291,6 +304,7 @@ class Training:
             **result,
             "image_counts": runs.results.image_counts(self.module, self.data),
             "provenance": self.data.provenance,
+            **self.facts_of_start(),
             "parameters": sum(p.numel() for p in self.module.network.parameters()),
             "steps": trainer.global_step,
             "planned_steps": self.module.total_steps,
@@ -301,6 +315,15 @@ class Training:
             **{name: _joined(values) for name, values in self.embed.trained_with.items()},
             "curves": runs.files.sha256(self.directory / "metrics.csv"),
         }
+
+    def facts_of_start(self) -> dict[str, Any]:
+        """Return the record of the initial weights and the number of frozen parameters, if there are any."""
+        facts: dict[str, Any] = {}
+        if self.embed.start_from is not None:
+            facts["start_from"] = self.embed.start_from
+        if self.module.frozen:
+            facts["frozen_parameters"] = sum(each.numel() for each in self.module.frozen)
+        return facts
 
     def pause(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write the progress, and the result of a test, to the run directory and log it; return both.

@@ -39,6 +39,8 @@ _HASHED_WHEN_SET: dict[str, Any] = {
     "data.groups": None,
     "data.sampling": None,
     "module.class_weights": None,
+    "train.freeze": None,
+    "train.start_from": None,
 }
 """Keys that are newer than recorded runs, and their values without effect, with which a run keeps its hash."""
 

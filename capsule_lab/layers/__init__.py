@@ -12,6 +12,7 @@ from capsule_lab.layers.primary import (
     PrimaryCapsules,
 )
 from capsule_lab.layers.stem import Stem
+from capsule_lab.layers.trunk import Trunk
 from capsule_lab.layers.windows import Windows
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "LinearPrimaryCapsules",
     "PrimaryCapsules",
     "Stem",
+    "Trunk",
     "UntransformedCapsules",
     "Windows",
     "build_normaliser",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers.classes import ReceptiveField
+from capsule_lab.layers.trunk import TRUNKS
 from capsule_lab.shapes import checks_shapes
 from capsule_lab.types import ImageBatch
 
@@ -45,7 +46,8 @@ class Stem(nn.Sequential):
         batch_norm: bool = True,
     ) -> None:
         if isinstance(stem, str):
-            check_choice("stem", stem, ("paper", "padded", *STEMS))
+            trunks = [f"{name}.layer2" for name in TRUNKS]
+            check_choice("stem", stem, ("paper", "padded", *STEMS, *trunks))
         convolutions = STEMS[stem] if isinstance(stem, str) else stem
         for convolution in convolutions:
             _check_convolution(convolution)

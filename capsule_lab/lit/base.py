@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from capsule_lab.errors import check_choice, check_number
+from capsule_lab.errors import check_choice, check_number, suggest
 from capsule_lab.lit.lightning_internals import (
     LightningModule,
     batch_index,
@@ -61,6 +61,7 @@ class AbstractModule(LightningModule):
 
     Attributes:
         step_values: values of all schedules in the current training step; from ``on_train_batch_start``.
+        frozen: parameters that are not trained, see ``freeze_modules``.
         image_counts: number of images that all processes have processed: of ``train`` in the whole run, with
             repetitions; of every other split or part in its last validation or test.
     """
@@ -91,6 +92,8 @@ class AbstractModule(LightningModule):
         self.decay_all = decay_all
         self.seed = seed
         self.max_steps = max_steps
+        self.frozen: set[nn.Parameter] = set()
+        self._frozen_modules: list[nn.Module] = []
         self.steps_per_epoch = 0
         self.total_steps = 0
         self._schedule_of_run: dict[str, Schedule] = {}
@@ -125,6 +128,32 @@ class AbstractModule(LightningModule):
     def add_split(self, split: str) -> None:
         """Add metrics for another split, such as a part of the test set."""
 
+    def freeze_modules(self, names: Iterable[str]) -> None:
+        """Exclude modules of the network with these names from training, such as ``conv`` or ``conv.layer1``.
+
+        Their parameters get no gradient and no weight decay and are not given to the optimizer. In training steps, they
+        are in eval mode: statistics of batch normalisation stay, and dropout has no effect.
+
+        Raises:
+            ValueError: if the network has no such module with parameters, or if nothing would be trained.
+        """
+        kind = type(self.network).__name__
+        modules = dict(self.network.named_modules())
+        for name in names:
+            parameters = {*modules[name].parameters()} if name in modules else set()
+            if not parameters:
+                options = {of.partition(".")[0] for of, _ in self.network.named_parameters()}
+                raise ValueError(
+                    f"{kind} has no module {name!r} with parameters; {suggest(name, options)}"
+                )
+            modules[name].requires_grad_(requires_grad=False)
+            self._frozen_modules.append(modules[name])
+            self.frozen |= parameters
+        if not any(parameter.requires_grad for parameter in self.network.parameters()):
+            raise ValueError(
+                f"{kind} has no parameters besides those of {', '.join(names)}; expected some that are trained"
+            )
+
     def inputs_of(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the network's inputs from a batch."""
         return (batch.images,)
@@ -134,7 +163,10 @@ class AbstractModule(LightningModule):
         if not self.l2:
             return {}
         parameters = self.network.named_parameters()
-        kernels = [parameter for name, parameter in parameters if name.endswith("weight")]
+        kernels = []
+        for name, parameter in parameters:
+            if name.endswith("weight") and parameter not in self.frozen:
+                kernels.append(parameter)
         return {"l2": l2_loss(kernels, weight=self.l2)}
 
     def forward(self, *inputs: Tensor) -> Any:
@@ -302,13 +334,14 @@ class AbstractModule(LightningModule):
         optimizer is not fused, as Lightning cannot clip the gradients of a fused one.
         """
         build = functools.partial(self.optimizer, lr=1.0)
-        optimizer = build(self.network.parameters())
+        parameters = [each for each in self.network.parameters() if each not in self.frozen]
+        optimizer = build(parameters)
         if clipped and optimizer.defaults.get("fused"):
             build = functools.partial(build, fused=False)
-            optimizer = build(self.network.parameters())
+            optimizer = build(parameters)
         if not optimizer.defaults.get("weight_decay") and not isinstance(optimizer, Muon):
             return optimizer
-        return build(parameter_groups(self.network, decay_all=self.decay_all))
+        return build(parameter_groups(self.network, self.frozen, decay_all=self.decay_all))
 
     def on_fit_start(self) -> None:
         self.training_network.check(self.trainer)
@@ -356,6 +389,8 @@ class AbstractModule(LightningModule):
         self._stop_after_last_step()
 
     def on_train_start(self) -> None:
+        for module in self._frozen_modules:
+            module.eval()  # Lightning restores modes after each validation, and warns of this before
         for optimizer in self.trainer.optimizers:
             use_device_values(optimizer, self.device)
         self._stop_after_last_step()  # a resumed run may already be complete

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, Literal
 
 import torch
@@ -13,8 +13,10 @@ from capsule_lab.errors import check_number
 from capsule_lab.system import environment
 
 
-def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dict[str, Any]]:
-    """Divide the parameters of a network into groups for an optimizer.
+def parameter_groups(
+    network: nn.Module, frozen: Set[Tensor] = frozenset(), *, decay_all: bool = False
+) -> list[dict[str, Any]]:
+    """Divide the parameters of a network, but those that are ``frozen``, into groups for an optimizer.
 
     The groups are kernels of linear layers and convolutions; transformations of capsules; and the rest: biases, betas,
     and scales of normalisations. The rest has weight decay only with ``decay_all``: shrinking these does not limit
@@ -28,6 +30,8 @@ def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dic
     members: dict[tuple[int, bool], list[Tensor]] = {}  # by rows, and whether weights decay
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
+            if parameter in frozen:
+                continue
             is_kernel = name.endswith("weight") and parameter.ndim > 1
             rows = _rows(module, parameter) if is_kernel else 0
             members.setdefault((rows, is_kernel or decay_all), []).append(parameter)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from torch import nn
 
@@ -28,8 +28,10 @@ from capsule_lab.layers import (
     CoordinateClassCapsules,
     LinearPrimaryCapsules,
     Stem,
+    Trunk,
 )
 from capsule_lab.layers.stem import IMAGE_KERNEL, PaperConvolution
+from capsule_lab.layers.trunk import is_trunk
 from capsule_lab.networks.base import (
     AbstractReconstructingNetwork,
     build_decoder,
@@ -89,11 +91,13 @@ class EMCaps(AbstractReconstructingNetwork):
         channel, height, width = self.set_image_shape(image_shape, smallest)
         self.norm: nn.Module = nn.Identity()
         if stem in ("paper", "padded"):
-            self.conv: PaperConvolution | Stem = PaperConvolution(
+            self.conv: PaperConvolution | Stem | Trunk = PaperConvolution(
                 channels, channel, (height, width), padded=stem == "padded"
             )
             if batch_norm:
                 self.norm = nn.BatchNorm2d(channels)
+        elif is_trunk(stem):
+            self.conv = Trunk(cast(str, stem), channel, (height, width))
         else:
             self.conv = Stem(stem, channel, (height, width), batch_norm=batch_norm)
         self.primary = primary(self.conv.channels)

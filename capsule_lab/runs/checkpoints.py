@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,11 +35,17 @@ def read(path: Path) -> dict[str, Any]:
 
     The file is mapped into memory, so that tensors are read when they are used.
     """
+    checkpoint = _unpickled(path)
+    check(checkpoint.get("capsule_lab") if type(checkpoint) is dict else None, path)
+    return checkpoint
+
+
+def _unpickled(path: Path) -> Any:
     import torch  # slow to import
 
     try:
         _check_file(path)
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # from pickle or torch's reader, depending on the damage
         reason = one_line(error).partition(". ")[0] or type(error).__name__
         if not _begins_as_archive(path):  # torch would explain how files are mapped
@@ -49,8 +56,6 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as a checkpoint ({reason[:200]}); it is truncated, damaged or another kind of "
             f"file: {instead}give a file that `capsule-lab train` wrote, or remove it and train again"
         ) from error
-    check(checkpoint.get("capsule_lab") if type(checkpoint) is dict else None, path)
-    return checkpoint
 
 
 def _other_checkpoint(path: Path) -> Path | None:
@@ -102,6 +107,53 @@ def check_pickles(path: Path, trust: Sequence[str] | str | None) -> None:
 def read_any(path: Path) -> dict[str, Any]:
     """Read a checkpoint, or a file of ``write_safetensors`` in the form of a checkpoint; run no code in it."""
     return read_safetensors(path) if path.suffix == ".safetensors" else read(path)
+
+
+def read_foreign(path: Path) -> dict[str, Any]:
+    """Read a file as ``read_any`` does, or a state dict that ``torch.save`` wrote, which has no record."""
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    content = _unpickled(path)
+    if type(content) is dict and "capsule_lab" in content:
+        check(content["capsule_lab"], path)
+        return content
+    return {"state_dict": content}
+
+
+def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    """Return the weights of the network in a checkpoint by their names in it.
+
+    Raises:
+        RunError: if they are not a dict of tensors, or larger than the file.
+    """
+    from torch import Tensor, nn  # slow to import
+
+    stored = checkpoint["state_dict"]
+    if type(stored) not in (dict, OrderedDict):
+        raise RunError(
+            f"{path} has weights of type {type(stored).__name__}; expected a dict: use another checkpoint"
+        )
+    weights = {}
+    for name, value in dict.items(stored):
+        if type(name) is not str or type(value) not in (Tensor, nn.Parameter):
+            raise RunError(
+                f"{path} has {type(value).__name__} for {str(name)[:80]!a} among its weights; expected tensors by "
+                "name, as network.state_dict() returns them"
+            )
+        weights[name.removeprefix("network.")] = value
+    size = sum(value.nbytes for value in weights.values())
+    if size > path.stat().st_size:  # a tensor can repeat one number
+        raise RunError(
+            f"{path} is smaller than its weights, so it was changed: use another checkpoint"
+        )
+    return weights
+
+
+def described(weight: Tensor | None) -> str:
+    """Return type and shape of a tensor for an error message."""
+    if weight is None:
+        return "nothing"
+    return f"{str(weight.dtype).removeprefix('torch.')} of shape {tuple(weight.shape)}"
 
 
 def write_safetensors(path: Path, weights: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
@@ -157,9 +209,7 @@ def checkpoint_to_resume(
     config: DictConfig, directory: Path, provenance: dict[str, Any]
 ) -> Path | None:
     """Return the checkpoint to continue: when resuming, the run's last one; else ``ckpt=``; else ``None``."""
-    path = _last(directory) if config.train.resume else None
-    if path is None and config.ckpt:
-        path = find_checkpoint(config.ckpt, "last.ckpt", "best.ckpt")
+    path = find_to_resume(config, directory)
     if path is None:
         return None
     if refuses_pickles(config.get("trust")):
@@ -167,14 +217,27 @@ def checkpoint_to_resume(
             f"{path} is a pickle, which trust=safetensors refuses; expected a new run, or a file you trust"
         )
     record = read(path)["capsule_lab"]
-    check_same_source(
-        path, record["provenance"], provenance, "start a new run without ckpt=, on these data"
-    )
+    new_run = f"start a new run on these data without ckpt=, from these weights by train.start_from={path}"
+    check_same_source(path, record["provenance"], provenance, new_run)
     if record["provenance"] != provenance:
         raise RunError(
             f"{path} was trained on another split or version of the data; restore it, or start a new run"
         )
     _check_same_network(path, record["config"]["model"], to_container(config.model))
+    frozen = record["config"].get("train", {}).get("freeze") or []
+    if frozen != [*(config.train.freeze or ())]:  # the optimizer has the state of other weights
+        raise RunError(
+            f"{path} was trained with train.freeze=[{','.join(frozen)}]; expected the same, or a new run by "
+            f"train.start_from={path}"
+        )
+    return path
+
+
+def find_to_resume(config: DictConfig, directory: Path) -> Path | None:
+    """Return the checkpoint of ``checkpoint_to_resume``, which is not read."""
+    path = _last(directory) if config.train.resume else None
+    if path is None and config.ckpt:
+        path = find_checkpoint(config.ckpt, "last.ckpt", "best.ckpt")
     return path
 
 

@@ -13,7 +13,7 @@ They are in ``$CAPSULE_LAB_RUNS`` or ``runs``.
         checkpoints/best.ckpt  last.ckpt
         figures/                     drawn during training and by ``capsule-lab figures``
         evaluations/                 by ``capsule-lab evaluate``
-    runs/…-<hash>-continued/         initialised from another configuration, ckpt=…: not used in tables
+    runs/…-<hash>-continued/         continues a run of another configuration, ckpt=…: not used in tables
     runs/cells/<hash>.lock  .json    while a process trains that configuration, and if it failed; see ``runs.lock``
     runs/reports/                    reports of tables
 """
@@ -103,7 +103,8 @@ def find_checkpoint(path: str | Path, *names: str) -> Path:
     if str(path) in ready_weights.index():
         raise RunError(
             f"{path} is the name of ready weights, which cannot be trained further as they have no optimizer's state; "
-            "expected a .ckpt file or the directory of a run, runs/… (evaluate, predict and the like take the name)"
+            f"expected a .ckpt file or the directory of a run, runs/…: train.start_from={path} starts a new run from "
+            "them"
         )
     others = {*_with_weights()} - {str(path)}
     close = closest(str(path), sorted(others))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -328,17 +327,7 @@ def _built(
     from capsule_lab.config import build  # torch and Lightning
 
     config, spec = _parsed(record)
-    stored = checkpoint["state_dict"]
-    if type(stored) not in (dict, OrderedDict):
-        raise RunError(
-            f"{file} has weights of type {type(stored).__name__}; expected a dict: use another checkpoint"
-        )
-    weights = {name.removeprefix("network."): value for name, value in dict.items(stored)}
-    size = sum(value.nbytes for value in weights.values())
-    if size > file.stat().st_size:  # a tensor can repeat one number
-        raise RunError(
-            f"{file} is smaller than its weights, so it was changed: use another checkpoint"
-        )
+    weights = checkpoints.weights_of(checkpoint, file)
     _check_weights(config, spec, weights, file)
     module = build.build_module(config, spec)
     _check_record(spec, module.network)
@@ -423,16 +412,10 @@ def _check_weights(
         parameters.remove()
         buffers.remove()
     for name in (*expected_state, *weights):
-        has = _described(weights.get(name))
-        expected = _described(expected_state.get(name))
+        has = checkpoints.described(weights.get(name))
+        expected = checkpoints.described(expected_state.get(name))
         if has != expected:
             raise RunError(
                 f"{file} has {has} for {name}, but the network in its record has {expected}; its record or its "
                 "weights are not in the format of capsule_lab: use another checkpoint, or the version that wrote it"
             )
-
-
-def _described(weight: torch.Tensor | None) -> str:
-    if weight is None:
-        return "nothing"
-    return f"{str(weight.dtype).removeprefix('torch.')} of shape {tuple(weight.shape)}"

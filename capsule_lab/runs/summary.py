@@ -50,7 +50,8 @@ def summary(
         f"network     {chosen['model']}{routing}",
         *(f"paper       {escape(line)}" for line in presets.differences(chosen)),
         f"data        {escape(describe_data(result['provenance']))}",
-        f"trained     {_training(result)}; {result['parameters']:,} parameters",
+        *_start(result),
+        f"trained     {_training(result)}; {_parameters(result)}",
         f"run         {escape(str(as_typed(directory)))}",
         f"            {record}, metrics.csv, checkpoints, figures",
     ]
@@ -90,6 +91,23 @@ def _training(result: Mapping[str, Any]) -> str:
     if reason == "trainer.max_time":
         return f"{text}, ended by trainer.max_time"
     return f"{text}, ended by the {reason} of a callback"
+
+
+def _start(result: Mapping[str, Any]) -> list[str]:
+    """Return a line about the initial weights, if they are those of a file."""
+    start = result.get("start_from")
+    if not start:
+        return []
+    data = f" ({describe_data(start['data'])})" if start["data"] else ""
+    text = f"{start['file']}{data}: {start['loaded']} tensors loaded, {start['new']} new"
+    return [f"start       {escape(text)}"]
+
+
+def _parameters(result: Mapping[str, Any]) -> str:
+    frozen = result.get("frozen_parameters", 0)
+    if not frozen:
+        return f"{result['parameters']:,} parameters"
+    return f"{result['parameters'] - frozen:,} of {result['parameters']:,} parameters, the others frozen"
 
 
 def _routes(chosen: Mapping[str, Any]) -> bool:

@@ -238,6 +238,7 @@ OF_A_CHECKPOINT = {
     "spec",
     "input_form",
     "class_counts",
+    "start_from",
     "seconds",
     "cpu_seconds",
     "val",

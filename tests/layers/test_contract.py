@@ -312,7 +312,7 @@ PARTS: dict[str, Any] = {
         [
             (
                 {"stem": "conv9"},
-                "stem is 'conv9'; expected 'paper', 'padded', 'conv2', 'conv3' or 'resnet'",
+                "stem is 'conv9'; expected 'paper', 'padded', 'conv2', 'conv3', 'resnet', 'resnet18.layer2', ",
             ),
             ({"stem": [[8, 4, 2]]}, f"stem has [8, 4, 2]; {STEM}"),
             ({"stem": [[8, 3]]}, f"stem has [8, 3]; {STEM}"),
