@@ -34,7 +34,7 @@ from capsule_lab.data.formats.array_values import (
 from capsule_lab.data.loader import Images, PixelArray, Rows
 from capsule_lab.data.own_pictures import AbstractOwnPictures
 from capsule_lab.data.sources import AbstractSource
-from capsule_lab.errors import DataError
+from capsule_lab.errors import ConfigError, DataError
 from capsule_lab.system.files import expanded
 from capsule_lab.types import DataSpec
 
@@ -161,12 +161,12 @@ class ArraySource(AbstractSource):
         classes = tuple(map(str, np.unique(values).tolist()))
         if len(classes) < 2:
             raise DataError(
-                f"{self.path} has the label {classes[0]} only; expected two or more classes"
+                f"{self.path} has the labels {', '.join(classes) or 'of no image'}; expected two or more classes"
             )
         return classes
 
     @cached_property
-    def parts(self) -> npt.NDArray[np.str_]:
+    def parts(self) -> Values:
         """The part of each image, in the order of the file; empty if it is to be divided."""
         parts = np.concatenate([np.full(len(each.labels), each.part) for each in self.sets])
         given = self._beside_labels("split")
@@ -247,12 +247,15 @@ class ArraySource(AbstractSource):
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        labels = next(iter(self._arrays()))[2]
-        paths = {self.file.path, labels.file.path}
-        return {
+        _, _, labels = self._arrays()[0]
+        paths = sorted({self.file.path, labels.file.path})
+        facts: dict[str, Any] = {
             "images": len(self.parts),
-            "sha256": {path.name: sha256(path) for path in sorted(paths)},
+            "sha256": {path.name: sha256(path) for path in paths},
         }
+        if self.groups is not None:
+            facts["groups"] = len(np.unique(self.groups))
+        return facts
 
 
 class ArraysDataModule(AbstractOwnPictures):
@@ -306,7 +309,10 @@ class ArraysDataModule(AbstractOwnPictures):
         self._spec = spec
         self.real_source.known = spec.classes
         channels, height, width = spec.image_shape
-        self.use_size(min(height, width), channels)
+        try:
+            self.use_size(min(height, width), channels)
+        except ValueError as error:  # the size is known too late for a check of the configuration
+            raise ConfigError(str(error)) from error
 
     @property
     def input_form(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -82,8 +83,8 @@ class ArrayFile:
         """Whether the first axis may be the height, as in MATLAB."""
         return self.path.suffix.lower() == ".mat"
 
-    def read(self, name: str) -> npt.NDArray[Any]:
-        """Return the array of this name; raise a ``DataError`` if it is too large, or has other than plain elements."""
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the array of this name; raise a ``DataError`` if it is too large, or no plain array."""
         header = self.headers[name]
         if header.nbytes is None:
             raise DataError(
@@ -95,6 +96,11 @@ class ArrayFile:
                 f"{self.path}: {name} has {header.nbytes / 1e9:.0f} GB; expected at most {_LARGEST / 1e9:.0f}: save it "
                 "as uint8, or use data=folder, which reads from disk"
             )
+        return header.shape
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """Return the array of this name, see ``shape_of``."""
+        self.shape_of(name)
         with self._opened() as file:
             if self.is_of_matlab:
                 return _read_mat(file, name)
@@ -104,7 +110,7 @@ class ArrayFile:
                 return np.lib.format.read_array(member, allow_pickle=False)
 
     @contextmanager
-    def _opened(self) -> Iterator[IO[bytes]]:
+    def _opened(self) -> Iterator[BufferedIOBase]:
         """Open the file, and turn errors of the readers in this block into a ``DataError``."""
         try:
             with open_regular(self.path) as file:
@@ -121,7 +127,7 @@ class ArrayFile:
             ) from error
 
 
-def _headers_of_npz(file: IO[bytes], _: Path) -> dict[str, Header]:
+def _headers_of_npz(file: BufferedIOBase, _: Path) -> dict[str, Header]:
     headers = {}
     with zipfile.ZipFile(file) as packed:
         for member in packed.namelist():
@@ -131,11 +137,11 @@ def _headers_of_npz(file: IO[bytes], _: Path) -> dict[str, Header]:
     return headers
 
 
-def _headers_of_npy(file: IO[bytes], path: Path) -> dict[str, Header]:
+def _headers_of_npy(file: BufferedIOBase, path: Path) -> dict[str, Header]:
     return {path.stem: _header(file)}
 
 
-def _header(file: IO[bytes]) -> Header:
+def _header(file: BufferedIOBase | IO[bytes]) -> Header:
     """Read the header of an array in NumPy's format."""
     version = np.lib.format.read_magic(file)
     read = {
@@ -152,7 +158,7 @@ def _header(file: IO[bytes]) -> Header:
     return Header(shape, math.prod(shape) * dtype.itemsize, str(dtype))
 
 
-def _headers_of_mat(file: IO[bytes], path: Path) -> dict[str, Header]:
+def _headers_of_mat(file: BufferedIOBase, path: Path) -> dict[str, Header]:
     import scipy.io  # of the extra data
 
     if file.read(len(_HDF5)) == _HDF5:
@@ -169,7 +175,7 @@ def _headers_of_mat(file: IO[bytes], path: Path) -> dict[str, Header]:
     return headers
 
 
-def _read_mat(file: IO[bytes], name: str) -> npt.NDArray[Any]:
+def _read_mat(file: BufferedIOBase, name: str) -> npt.NDArray[Any]:
     import scipy.io
 
     found = scipy.io.loadmat(file, variable_names=[name])[name]

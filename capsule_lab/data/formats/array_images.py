@@ -30,7 +30,7 @@ class NamedArray(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.file.headers[self.name].shape
+        return self.file.shape_of(self.name)
 
     def read(self) -> Values:
         return self.file.read(self.name)

@@ -150,12 +150,12 @@ def as_bytes(images: Values, limits: Sequence[float] | None, what: str) -> Tenso
     is_byte = images.dtype == np.uint8
     if is_byte and limits is None and most != 1:
         return torch.from_numpy(np.require(images, requirements=["C", "W"]))
-    low, high = limits or (0, 1)
+    low, high = limits or (0.0, 1.0)
     # uint8 of 0 and 1 would be black
     is_unclear = is_byte and limits is None
     if is_unclear or least < low or most > high:
         _refuse_range(images, (least, most), limits, what)
-    return _scaled(images, low, high, what)
+    return _scaled(images, float(low), float(high), what)
 
 
 def _refuse_range(
