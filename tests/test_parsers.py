@@ -4,11 +4,13 @@
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,6 +23,7 @@ from capsule_lab.commands import load
 from capsule_lab.commands.tables import read_table
 from capsule_lab.config import plain_yaml
 from capsule_lab.config.overrides import choices, quoted
+from capsule_lab.data.arrays import ArraySource
 from capsule_lab.data.formats import affnist, binary_matrix
 from capsule_lab.data.formats.cifar10 import read_batch
 from capsule_lab.data.mnist import MNISTFiles
@@ -59,8 +62,19 @@ def read_svhn(_: Path) -> Any:
     return SVHNFiles(Path(FOLDER)).load(train=False)
 
 
+def read_arrays(path: Path) -> Any:
+    return ArraySource(str(path), None, None, None, None).load(train=True)
+
+
+def npz(**arrays: Any) -> bytes:
+    written = io.BytesIO()
+    np.savez(written, **arrays)
+    return written.getvalue()
+
+
 PACKED = mnist_files.downloads(mnist_files.CONTENTS)
 NORB = bytes.fromhex("553d4c1e03000000020000000300000004000000") + bytes(range(24))
+PIXELS, CLASSES = np.zeros((4, 5, 6), np.uint8), np.arange(4)
 PARSERS = {
     "IDX images": Parser(mnist_files.CONTENTS[IMAGES], f"MNIST/raw/{IMAGES}", read_mnist),
     "IDX labels": Parser(mnist_files.CONTENTS[LABELS], f"MNIST/raw/{LABELS}", read_mnist),
@@ -71,6 +85,8 @@ PARSERS = {
     "MAT of affNIST": Parser(
         matlab(affNISTdata=affnist_files.fields(slice(8))), "test.mat", affnist.load_mat
     ),
+    "arrays of NumPy": Parser(npz(images=PIXELS, labels=CLASSES), "a.npz", read_arrays),
+    "arrays of MATLAB": Parser(matlab(images=PIXELS, labels=CLASSES), "arrays.mat", read_arrays),
     "weights": Parser(b"", "a.safetensors", runs.open),
     "pickle of weights": Parser(b"", "a.ckpt", runs.open),
 }

@@ -40,7 +40,7 @@ class DatasetOptions(Options):
     source: str = "auto"
     """auto: directory, then download, then stand-in; real: fail instead of using a stand-in; standin."""
     path: str | None = None
-    """folder: the folder with a folder of pictures for each class."""
+    """folder: the folder with a folder of pictures for each class; arrays: the .npz, .npy or .mat file."""
     size: Count | tuple[Count, Count] | None = None
     """Pixels a side; folder: 64 by default, or [height,width]; toynorb: 48, which data=smallnorb expects; the original
     smallNORB has 96."""

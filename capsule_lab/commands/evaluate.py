@@ -219,7 +219,7 @@ def evaluate(
     evaluated = {"test": lightning.test, "val": lightning.validate}[split]
     around = equal_couplings(run.network) if couplings == "equal" else nullcontext()
     run.module.image_counts.clear()  # of an earlier evaluation
-    with build.constructing("couplings=equal"), around:
+    with build.constructing("couplings=equal" if couplings == "equal" else "data"), around:
         evaluated(run.module, datamodule=datamodule, verbose=False)
     logged = runs.results.split_metrics(lightning.logged_metrics, split)
     metrics = run.module.test_results() if split == "test" else logged

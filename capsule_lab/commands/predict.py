@@ -37,7 +37,7 @@ class PredictOptions(Options):
     """A run directory (its best checkpoint), a .ckpt or .safetensors file, the name of ready weights, or last: the
     latest finished run."""
     images: Paths
-    """Pictures and folders, separated by commas."""
+    """Pictures, folders and files of arrays (.npz, .npy, .mat), separated by commas."""
     to: Literal["table", "json", "csv"] = "table"
     """json or csv: to the standard output, for other programs."""
     top: Count = 3
@@ -55,6 +55,7 @@ class PredictOptions(Options):
 def main(options: PredictOptions) -> None:
     """Print the predictions for ``images``, then the pictures that cannot be read; with these, exit with 1."""
     from capsule_lab.config import build
+    from capsule_lab.data.formats.array_files import ENDINGS
     from capsule_lab.deploy.predictor import load  # torch and Lightning
 
     for handler in logging.getLogger().handlers:  # of Hydra; only results belong to the output
@@ -69,7 +70,11 @@ def main(options: PredictOptions) -> None:
     unreadable = []
     for path in _pictures(options.images):
         try:
-            seen[path] = predictor.prepare(path, polarity=options.polarity)
+            if path.lower().endswith(ENDINGS):
+                for row, image in enumerate(predictor.prepare_arrays(path)):
+                    seen[f"{path}[{row}]"] = image
+            else:
+                seen[path] = predictor.prepare(path, polarity=options.polarity)
         except DataError as error:
             unreadable.append(str(error))
     import torch

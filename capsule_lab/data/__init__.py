@@ -14,11 +14,17 @@ from capsule_lab.system.discovery import classes_in
 
 if TYPE_CHECKING:  # for editors and type checkers, which cannot list the folder
     from capsule_lab.data.affnist import AffNISTDataModule
+    from capsule_lab.data.arrays import ArraysDataModule
     from capsule_lab.data.cifar10 import CIFAR10DataModule
     from capsule_lab.data.folder import PictureFolder
     from capsule_lab.data.image_pairs import ImagePairs, MNISTPairsDataModule
-    from capsule_lab.data.mnist import MNISTDataModule
+    from capsule_lab.data.mnist import AbstractMNISTLike, MNISTDataModule
     from capsule_lab.data.mnist_expanded import ExpandedMNISTDataModule
+    from capsule_lab.data.mnist_like import (
+        EMNISTDataModule,
+        FashionMNISTDataModule,
+        KMNISTDataModule,
+    )
     from capsule_lab.data.multimnist import MultiMNISTDataModule
     from capsule_lab.data.own_pictures import AbstractOwnPictures
     from capsule_lab.data.smallnorb import SmallNORBDataModule

@@ -42,6 +42,8 @@ from capsule_lab.system import environment
 from capsule_lab.types import Batch, DataSpec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from PIL import Image
 
     from capsule_lab.data.formats.pictures import Polarity
@@ -225,6 +227,29 @@ class AbstractDataModule(L.LightningDataModule):
         opaque = pictures.opaque(picture, form["background"])
         fitted = pictures.fitted(opaque, (width, height), form["fit"], form["background"])
         return pictures.as_pixels(fitted, form["channels"])
+
+    def from_arrays(self, path: Path) -> Tensor:
+        """Return what the network receives for the images in a file of arrays: float32 ``(n, channel, height, width)``.
+
+        Raises:
+            DataError: if the file cannot be read, or if its images are not of the network's shape.
+        """
+        stored = self.stored_arrays(path)
+        prepared = self.transform(
+            stored, torch.zeros(len(stored), dtype=torch.int64), augment=False
+        )
+        if prepared.shape[1:] != self.spec.image_shape:
+            raise DataError(
+                f"{path} has arrays, from which {type(self).__name__} does not make the network's input; expected "
+                "pictures: use their files"
+            )
+        return prepared
+
+    def stored_arrays(self, path: Path) -> Tensor:
+        """Return the images in a file of arrays as ``Images`` store them, uint8; see ``from_arrays``."""
+        from capsule_lab.data.formats.array_images import read_images
+
+        return read_images(path, self.spec.image_shape)
 
     def load(self, *, train: bool) -> Images:
         """Load the training or the test images."""

@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedIOBase
 from pathlib import Path
@@ -66,19 +66,30 @@ def md5(path: Path, largest: int = _LARGEST) -> str:
 
 def sha256(path: Path) -> str:
     """Compute the SHA-256 of a file."""
+    return _digest(path, "sha256")
+
+
+def md5_of_archive(path: Path) -> str:
+    """Compute the MD5 of a file as it is, also of a ``.gz`` file."""
+    return _digest(path, "md5_of_archive")
+
+
+def _digest(path: Path, algorithm: str) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, algorithm.removesuffix("_of_archive")).hexdigest()
 
 
 def verify(
     folder: Path,
-    checksums: dict[str, str],
+    checksums: Mapping[str, str | None],
     name: str,
     *,
-    algorithm: Literal["md5", "sha256"] = "md5",
+    algorithm: Literal["md5", "md5_of_archive", "sha256"] = "md5",
     largest: int = _LARGEST,
 ) -> bool:
     """Return whether ``folder`` contains all files with these checksums, by name; ``False`` if it has none of them.
+
+    ``None`` instead of a checksum means that none was published. ``"md5_of_archive"`` is that of a ``.gz`` file itself.
 
     Raise a ``DataError`` about the data set ``name`` if only some files exist, or one is truncated or is another file,
     or has more than ``largest`` bytes, see ``md5``.
@@ -92,9 +103,11 @@ def verify(
             f"{', '.join(missing)}: add them, or remove the folder to download it again"
         )
     for file, expected in checksums.items():
+        if expected is None:
+            continue
         path = folder / file
         with reading(path, name):
-            digest = md5(path, largest) if algorithm == "md5" else sha256(path)
+            digest = md5(path, largest) if algorithm == "md5" else _digest(path, algorithm)
         if digest != expected:
             raise DataError(
                 f"{path} ({path.stat().st_size} bytes, {algorithm} {digest}) is not the file of {name} ({algorithm} "

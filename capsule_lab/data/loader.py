@@ -62,20 +62,35 @@ class PixelFile:
         return images
 
 
+class PixelArray:
+    """Images in memory, to be used like those of a ``PixelFile``.
+
+    Args:
+        images: ``(n, channel, height, width)``.
+    """
+
+    def __init__(self, images: UInt8[Tensor, "n channel height width"]) -> None:
+        self.images, self.shape = images, images.shape
+
+    def read(self, rows: Int64[Tensor, " some"]) -> UInt8[Tensor, "some channel height width"]:
+        """Return the images in these rows."""
+        return self.images[rows]
+
+
 class Rows:
-    """Some images of a ``PixelFile``; a subset is a list of rows and does not copy images.
+    """Some images of a ``PixelFile`` or ``PixelArray``; a subset is a list of rows and does not copy images.
 
     It has those attributes of a tensor ``(n, channel, height, width)`` that ``Images`` and ``InMemory`` use.
 
     Args:
-        stored: all images of the file.
+        stored: all images.
         rows: ``(n,)``, the index of each image in ``stored``.
     """
 
     _BLOCK = 2**28  # ours: bytes that are copied to a device at once
     dtype, ndim, device = torch.uint8, 4, torch.device("cpu")
 
-    def __init__(self, stored: PixelFile, rows: Int64[Tensor, " n"]) -> None:
+    def __init__(self, stored: PixelFile | PixelArray, rows: Int64[Tensor, " n"]) -> None:
         self.stored, self.rows = stored, rows
         self.shape = torch.Size((len(rows), *stored.shape[1:]))
         self.nbytes = self.shape.numel()
@@ -94,7 +109,7 @@ class Rows:
         return images
 
     def to(self, device: torch.device) -> Rows | Tensor:
-        """Copy the images to ``device``, in blocks; on the CPU they stay in the file."""
+        """Copy the images to ``device``, in blocks; on the CPU they stay where they are."""
         if device.type == "cpu":
             return self
         images = torch.empty(self.shape, dtype=self.dtype, device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -39,11 +39,47 @@ ARCHIVES = {
     "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
 """MD5 of the ``.gz`` archive of each file; torchvision 0.29."""
-_LARGEST = 16 + 60_000 * SIZE * SIZE  # bytes of the training images: header and pixels
+_IMAGES, _LABELS = "{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"
 
 
-class MNISTFiles(PublishedFiles):
-    """MNIST's four files in ``<directory>/MNIST/raw``, torchvision's layout; each may be packed, as published.
+class AbstractIDXFiles(PublishedFiles):
+    """Images and labels for training and test in four IDX files, each of which may be packed, as published."""
+
+    parts: tuple[str, str] = ("train", "t10k")
+    """How the names of the files for training and for the test begin."""
+    largest: ClassVar[int] = 16 + 60_000 * SIZE * SIZE
+    """Bytes of the largest unpacked file: header and pixels of the training images."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the unpacked files."""
+        return [name.format(part) for part in self.parts for name in (_IMAGES, _LABELS)]
+
+    def path_of(self, name: str) -> Path:
+        """Return the path of a file, or of ``<name>.gz`` if only that exists."""
+        path = self.folder / name
+        packed = self.folder / f"{name}.gz"
+        return packed if packed.is_file() and not path.is_file() else path
+
+    def is_here(self) -> bool:
+        return all(self.path_of(name).is_file() for name in self.names)
+
+    def load(self, *, train: bool) -> Images:
+        part = self.parts[0 if train else 1]
+        images = self.read(_IMAGES.format(part))
+        labels = self.read(_LABELS.format(part))
+        return Images(images.unsqueeze(1), labels.long())
+
+    def read(self, name: str) -> Tensor:
+        """Return the numbers in a file as uint8; a ``DataError`` if it cannot be read."""
+        path = self.path_of(name)
+        dimensions = 3 if "-images-" in name else 1
+        with reading(path, self.name):
+            return read_idx(path, dimensions, self.largest)
+
+
+class MNISTFiles(AbstractIDXFiles):
+    """MNIST's four files in ``<directory>/MNIST/raw``, torchvision's layout.
 
     The checksums are those of the unpacked content in both cases. If both forms exist, the unpacked one is used.
     """
@@ -64,42 +100,48 @@ class MNISTFiles(PublishedFiles):
                 shutil.copyfileobj(packed, file)
 
     def is_complete(self) -> bool:
-        checksums = {self._path(name).name: md5 for name, md5 in self.checksums.items()}
-        return verify(self.folder, checksums, self.name, largest=_LARGEST)
-
-    def is_here(self) -> bool:
-        return all(self._path(name).is_file() for name in self.checksums)
-
-    def load(self, *, train: bool) -> Images:
-        part = "train" if train else "t10k"
-        images = self._read(f"{part}-images-idx3-ubyte", 3)
-        labels = self._read(f"{part}-labels-idx1-ubyte", 1)
-        return Images(images.unsqueeze(1), labels.long())
-
-    def _read(self, name: str, dimensions: int) -> Tensor:
-        path = self._path(name)
-        with reading(path, self.name):
-            return read_idx(path, dimensions, _LARGEST)
-
-    def _path(self, name: str) -> Path:
-        """Return the path of a file, or of ``<name>.gz`` if only that exists."""
-        path = self.folder / name
-        packed = self.folder / f"{name}.gz"
-        return packed if packed.is_file() and not path.is_file() else path
+        checksums = {self.path_of(name).name: md5 for name, md5 in self.checksums.items()}
+        return verify(self.folder, checksums, self.name, largest=self.largest)
 
 
-class MNISTDataModule(AbstractDataModule):
+class AbstractMNISTLike(AbstractDataModule):
+    """Base class of data sets in MNIST's format, light on black: pixels in [0, 1], and shifts in training.
+
+    Args:
+        shift: largest shift of training images in each direction, in pixels.
+        validation, options: see ``AbstractDataModule``.
+    """
+
+    def __init__(
+        self,
+        *,
+        shift: int = 2,  # ours: as for MNIST
+        validation: str = "stratified",  # ours
+        **options: Any,
+    ) -> None:
+        super().__init__(validation=validation, **options)
+        check_shift(shift)
+        self.shift = shift
+
+    @property
+    def input_form(self) -> dict[str, Any]:
+        return super().input_form | {"background": "black"}
+
+    def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
+        pixels = to_unit_interval(images)
+        return random_shift(pixels, key, self.shift) if augment else pixels
+
+
+class MNISTDataModule(AbstractMNISTLike):
     """MNIST as in Sabour 2017: pixels in [0, 1]; the only augmentation is a shift by up to 2 pixels.
 
     Args:
         shift: largest shift of training images in each direction, in pixels (Sabour 2017, section 5).
-        **options: see ``AbstractDataModule``.
+        validation, options: see ``AbstractDataModule``.
     """
 
-    def __init__(self, *, shift: int = 2, **options: Any) -> None:
-        super().__init__(**options)
-        check_shift(shift)
-        self.shift = shift
+    def __init__(self, *, shift: int = 2, validation: str = "first", **options: Any) -> None:
+        super().__init__(shift=shift, validation=validation, **options)
         self.real_source = MNISTFiles(self.directory)
         self.standin_source = StandinDigits()
 
@@ -110,10 +152,6 @@ class MNISTDataModule(AbstractDataModule):
     @property
     def input_form(self) -> dict[str, Any]:
         return DIGIT
-
-    def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
-        pixels = to_unit_interval(images)
-        return random_shift(pixels, key, self.shift) if augment else pixels
 
 
 def check_shift(shift: int, size: int = SIZE) -> None:

@@ -103,6 +103,17 @@ class Predictor:
         except DataError as error:
             raise DataError(f"{picture}: {error}") from error
 
+    def prepare_arrays(self, path: str | Path) -> Tensor:
+        """Return what the network receives for the images in a ``.npz``, ``.npy`` or ``.mat`` file.
+
+        Returns:
+            float32 ``(n, channel, height, width)``, in the order of the file.
+
+        Raises:
+            DataError: if the file cannot be read, or if its images are not of the network's shape.
+        """
+        return self._data.from_arrays(Path(path))
+
     def __call__(
         self, pictures: Picture | Iterable[Picture] | Tensor, *, polarity: Polarity = "auto"
     ) -> list[Prediction]:

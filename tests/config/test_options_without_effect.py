@@ -67,6 +67,7 @@ OF_DATA = ["source", "directory"]
 KNOWN = {
     "toynorb": ["directory", "size", "workers"],
     "folder": ["path", "size", "workers", "source", "directory"],
+    "arrays": ["path", "source", "directory"],
 }
 """The options of ``dataset`` that reach a data set, if they are not ``OF_DATA``."""
 

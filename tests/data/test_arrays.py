@@ -1,0 +1,632 @@
+"""Arrays in files: layouts, types, labels, parts given apart, and what is wrong in one sentence."""
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capsule_lab import load, runs
+from capsule_lab.commands import compose
+from capsule_lab.commands.evaluate import evaluate
+from capsule_lab.commands.train import train
+from capsule_lab.data import ArraysDataModule
+from capsule_lab.data.formats import array_files
+from capsule_lab.errors import ConfigError, DataError
+from capsule_lab.types import DataSpec
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_CNN, TINY_DATA, Cli
+from tests.helpers.data_modules import trainer
+from tests.helpers.matlab import matlab
+from tests.helpers.tiers import whole_but
+
+NUMBER, HEIGHT, WIDTH = 36, 20, 22
+RANDOM = np.random.default_rng(0)
+COLOUR = RANDOM.integers(0, 256, (NUMBER, 3, HEIGHT, WIDTH), dtype=np.uint8)
+GREY = COLOUR[:, :1]
+CLASSES = RANDOM.permutation(np.arange(NUMBER) % 3)
+NAMES = np.array(["cat", "dog", "fox"])[CLASSES]
+PARTS = ("train", "val", "test")
+
+
+class Layout(NamedTuple):
+    """Images ``(n, channel, height, width)``, the order of their axes in the file, and its name."""
+
+    images: np.ndarray
+    axes: str
+    name: str = "a.npz"
+    axes_option: str | None = None
+
+
+class Pixels(NamedTuple):
+    """Pixels in the file, the uint8 that they mean, and the option ``range``."""
+
+    stored: np.ndarray
+    expected: np.ndarray
+    limits: list[float] | None = None
+
+
+class Labels(NamedTuple):
+    """Labels in the file, and the names and indices of their classes."""
+
+    stored: np.ndarray
+    names: tuple[str, ...]
+    classes: np.ndarray
+
+
+class Refused(NamedTuple):
+    """Arrays of a file, options, and a part of the message."""
+
+    content: dict[str, Any]
+    message: str
+    options: dict[str, Any] | None = None
+    name: str = "a.npz"
+
+
+def save(name: str, **arrays: Any) -> Path:
+    """Write arrays into a file of the working directory; the only one of a ``.npy`` file has any name."""
+    path = Path(name)
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    elif path.suffix == ".mat":
+        path.write_bytes(matlab(**arrays))
+    else:
+        (array,) = arrays.values()
+        np.save(path, array)
+    return path
+
+
+def module(path: Path, stage: str | None = "fit", **options: Any) -> ArraysDataModule:
+    data = ArraysDataModule(path=str(path), **{"augment": False, **options})
+    data.trainer = trainer()
+    if stage:
+        data.setup(stage)
+    return data
+
+
+def everything(data: ArraysDataModule) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the network receives of all images, in the order of the file, and their classes."""
+    data.setup("test")
+    images = {}
+    for name in PARTS:
+        dataset = data.dataset(name)
+        rows = data.sets[name].images.rows
+        batch = data.transform_batch(dataset[torch.arange(len(rows)), 0], name)
+        for row, image, label in zip(rows.tolist(), batch.images, batch.labels, strict=True):
+            assert row not in images, "an image is in one set only"
+            images[row] = (image, label)
+    ordered = [images[row] for row in range(len(images))]
+    pixels, labels = zip(*ordered, strict=True)
+    return torch.stack(pixels), torch.stack(labels)
+
+
+def check(data: ArraysDataModule, images: np.ndarray, classes: np.ndarray = CLASSES) -> None:
+    """Check that the network receives these images, uint8 ``(n, channel, height, width)``, in [0, 1]."""
+    pixels, labels = everything(data)
+    assert pixels.equal(torch.from_numpy(images).float() / 255)
+    assert labels.tolist() == classes.tolist()
+    assert data.spec.image_shape == images.shape[1:]
+
+
+def moved(images: np.ndarray, axes: str) -> np.ndarray:
+    """The images with their axes in this order."""
+    if "c" not in axes:
+        images = images[:, 0]
+        return images.transpose(["nhw".index(axis) for axis in axes])
+    return images.transpose(["nchw".index(axis) for axis in axes])
+
+
+TWO, FIVE = COLOUR[:, :2], np.concatenate([COLOUR, COLOUR[:, :2]], 1)
+LAYOUTS = {
+    "grey": Layout(GREY, "nhw"),
+    "grey with channel first": Layout(GREY, "nchw"),
+    "grey with channel last": Layout(GREY, "nhwc"),
+    "colour first": Layout(COLOUR, "nchw"),
+    "colour last": Layout(COLOUR, "nhwc"),
+    "two channels": Layout(TWO, "nhwc"),
+    "five channels": Layout(FIVE, "nhwc", axes_option="nhwc"),
+    "width before height": Layout(COLOUR, "nwhc", axes_option="nwhc"),
+    "MATLAB, colour": Layout(COLOUR, "hwcn", name="a.mat"),
+    "MATLAB, grey": Layout(GREY, "hwn", name="a.mat"),
+    "MATLAB, number first": Layout(COLOUR, "nhwc", name="a.mat"),
+    "MATLAB, by option": Layout(COLOUR, "cwhn", name="a.mat", axes_option="cwhn"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", whole_but(LAYOUTS, "grey", "colour last", "five channels", "MATLAB, colour")
+)
+def test_every_layout_reaches_the_network_as_it_is(kind: str) -> None:
+    layout = LAYOUTS[kind]
+    path = save(layout.name, images=moved(layout.images, layout.axes), labels=CLASSES)
+    check(module(path, axes=layout.axes_option), layout.images)
+
+
+BITS = (GREY > 127).astype(np.uint8)
+TYPES = {
+    "bool": Pixels(GREY > 127, 255 * BITS),
+    "float64 from 0 to 1": Pixels(GREY / 255, GREY),
+    "float32 from 0 to 1": Pixels(GREY.astype(np.float32) / 255, GREY),
+    "float16 from 0 to 1": Pixels((GREY // 255).astype(np.float16), 255 * (GREY // 255)),
+    "big-endian": Pixels((GREY / 255).astype(">f4"), GREY),
+    "integers 0 and 1": Pixels(BITS.astype(np.int64), 255 * BITS),
+    "uint8 of 0 and 1": Pixels(BITS, 255 * BITS, [0.0, 1.0]),
+    "float of bytes": Pixels(GREY.astype(np.float64), GREY, [0.0, 255.0]),
+    "from -1 to 1": Pixels(GREY / 127.5 - 1, GREY, [-1.0, 1.0]),
+    "uint16": Pixels(GREY.astype(np.uint16) * 257, GREY, [0.0, 65535.0]),
+    "int16": Pixels(GREY.astype(np.int16) - 128, GREY, [-128.0, 127.0]),
+    "rounded": Pixels(GREY / 256, np.rint(GREY * 255.0 / 256)),
+}
+
+
+@pytest.mark.parametrize("kind", whole_but(TYPES, "bool", "from -1 to 1", "uint16", "rounded"))
+def test_every_type_of_pixel_reaches_the_network_in_its_range(kind: str) -> None:
+    pixels = TYPES[kind]
+    path = save("a.npz", images=pixels.stored, labels=CLASSES)
+    check(module(path, range=pixels.limits), pixels.expected.astype(np.uint8))
+
+
+def test_the_log_states_what_rounding_changes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "capsule_lab")
+    for images in (GREY / 255, GREY / 256):
+        module(save("a.npz", images=images, labels=CLASSES))
+    messages = [message for message in caplog.messages if "256 levels" in message]
+    (message,) = messages
+    assert re.search(r"float64 are stored .* by up to 0\.00\d+ of their range", message)
+
+
+def test_pixels_are_converted_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_lab.data.formats.array_values._BLOCK", 5 * HEIGHT * WIDTH)
+    check(module(save("a.npz", images=GREY / 255, labels=CLASSES)), GREY)
+
+
+GAPS = np.array([10, -3, 7])[CLASSES]
+LABELS = {
+    "0 to 2": Labels(CLASSES.astype(np.int32), ("0", "1", "2"), CLASSES),
+    "1 to 3": Labels(CLASSES.astype(np.uint8) + 1, ("1", "2", "3"), CLASSES),
+    "gaps": Labels(GAPS, ("-3", "7", "10"), np.array([2, 0, 1])[CLASSES]),
+    "floats": Labels(CLASSES.astype(np.float32), ("0", "1", "2"), CLASSES),
+    "column": Labels(CLASSES[:, None], ("0", "1", "2"), CLASSES),
+    "row": Labels(CLASSES[None], ("0", "1", "2"), CLASSES),
+    "bool": Labels(CLASSES == 2, ("0", "1"), (CLASSES == 2).astype(int)),
+    "names": Labels(NAMES, ("cat", "dog", "fox"), CLASSES),
+    "bytes": Labels(NAMES.astype("S"), ("cat", "dog", "fox"), CLASSES),
+    "one-hot": Labels(np.eye(3)[CLASSES], ("0", "1", "2"), CLASSES),
+}
+
+
+@pytest.mark.parametrize("kind", whole_but(LABELS, "gaps", "column", "names", "one-hot"))
+def test_every_form_of_label_names_its_classes(kind: str) -> None:
+    labels = LABELS[kind]
+    data = module(save("a.npz", images=GREY, labels=labels.stored))
+    check(data, GREY, labels.classes)
+    assert data.spec == DataSpec((1, HEIGHT, WIDTH), len(labels.names), labels.names)
+
+
+def test_matlab_has_labels_as_columns_and_as_text() -> None:
+    for labels in (CLASSES[:, None] + 1.0, NAMES):
+        check(module(save("a.mat", images=GREY[:, 0], labels=labels)), GREY)
+
+
+def test_a_pair_of_npy_files_is_read() -> None:
+    path = save("x.npy", images=COLOUR)
+    data = module(path, labels=str(save("y.npy", labels=NAMES)))
+    check(data, COLOUR)
+    digests = {
+        name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in ("x.npy", "y.npy")
+    }
+    assert data.provenance["sha256"] == digests
+    assert data.provenance["name"] == "arrays of x.npy"
+    assert data.provenance["images"] == NUMBER
+
+
+OTHER = {"unused": np.zeros(3), "an_object": np.array([{}], dtype=object)}
+FOUND = {
+    "images and labels": ["images", "labels"],
+    "x and y": ["x", "y"],
+    "X and Y": ["X", "Y"],
+    "scikit-learn's": ["data", "target"],
+}
+
+
+@pytest.mark.parametrize("kind", whole_but(FOUND, "scikit-learn's"))
+def test_arrays_are_found_by_their_names(kind: str) -> None:
+    images, labels = FOUND[kind]
+    check(module(save("a.npz", **{images: COLOUR, labels: CLASSES}, **OTHER)), COLOUR)
+
+
+def test_the_first_name_is_used_or_that_of_the_option() -> None:
+    path = save("a.npz", data=GREY, images=COLOUR, labels=CLASSES, y=CLASSES[::-1], other=GREY)
+    check(module(path), COLOUR)
+    check(module(path, images="other", labels="y"), GREY, CLASSES[::-1])
+
+
+SETS = {"train": slice(0, 20), "val": slice(20, 26), "test": slice(26, 36)}
+
+
+def in_parts(images: str, labels: str) -> dict[str, np.ndarray]:
+    arrays = {}
+    for part, rows in SETS.items():
+        arrays[images.format(part)] = COLOUR[rows]
+        arrays[labels.format(part)] = CLASSES[rows]
+    return arrays
+
+
+def split() -> np.ndarray:
+    parts = np.empty(NUMBER, dtype="<U5")
+    for part, rows in SETS.items():
+        parts[rows] = part
+    return parts
+
+
+GIVEN_APART: dict[str, dict[str, Any]] = {
+    "Keras": in_parts("x_{}", "y_{}"),
+    "MedMNIST": in_parts("{}_images", "{}_labels"),
+    "split": {"images": COLOUR, "labels": CLASSES, "split": split()},
+    "split of bytes": {"images": COLOUR, "labels": CLASSES, "split": split().astype("S")},
+}
+
+
+@pytest.mark.parametrize("kind", whole_but(GIVEN_APART, "Keras", "split"))
+def test_parts_that_are_given_apart_replace_those_that_are_drawn(kind: str) -> None:
+    data = module(save("a.npz", **GIVEN_APART[kind]))
+    check(data, COLOUR)
+    for part, rows in SETS.items():
+        expected = [*range(NUMBER)][rows]
+        assert sorted(data.sets[part].images.rows.tolist()) == expected
+
+
+@pytest.mark.parametrize("without", ["val", "test"])
+def test_a_part_that_is_not_given_is_drawn(without: str) -> None:
+    arrays = {name: array for name, array in GIVEN_APART["Keras"].items() if without not in name}
+    data = module(save("a.npz", **arrays))
+    everything(data)
+    assert len(data.sets[without].labels.unique()) == 3
+
+
+def test_splits_do_not_depend_on_the_seed() -> None:
+    path = save("a.npz", images=GREY, labels=CLASSES)
+    rows = [sorted(module(path, seed=seed).sets["val"].images.rows.tolist()) for seed in (0, 1)]
+    assert rows[0] == rows[1]
+
+
+def test_groups_follow_their_images() -> None:
+    groups = np.array([f"patient {row // 4}" for row in range(NUMBER)])
+    data = module(save("a.npz", images=GREY, labels=CLASSES, groups=groups))
+    chosen = data.sets["val"]
+    expected = groups[chosen.images.rows.numpy()]
+    found = data.groups_of(chosen)
+    assert found is not None
+    assert found.tolist() == expected.tolist()
+    assert module(save("b.npz", images=GREY, labels=CLASSES)).groups_of(chosen) is None
+
+
+def test_augmentation_uses_the_size_of_the_images() -> None:
+    path = save("a.npz", images=COLOUR, labels=CLASSES)
+    data = module(path, augment=True)
+    assert np.max(data.largest_shift) == HEIGHT // 10
+    batch = next(iter(data.train_dataloader()))
+    stored = data.transform(batch.images, batch.key, augment=False)
+    assert not data.on_after_batch_transfer(batch, 0).images.equal(stored)
+    with pytest.raises(ConfigError, match=r"data\.shift is 20; expected fewer than the 20 pixels"):
+        module(path, shift=HEIGHT)
+
+
+# --- what is wrong
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    return {"images": GREY, "labels": CLASSES} | changes
+
+
+OBJECTS = np.array([*GREY[:2], "text"], dtype=object)
+SQUARE = RANDOM.integers(0, 256, (NUMBER, NUMBER, NUMBER), dtype=np.uint8)
+NAN = np.where(GREY.max() == GREY, np.nan, GREY / 255)
+REFUSED = {
+    "no images": Refused(
+        {"a": GREY, "labels": CLASSES}, r"has the arrays a, labels; .*data\.images=<name>"
+    ),
+    "no labels": Refused(
+        {"images": GREY}, r"has the arrays images; expected images, x, X or data with"
+    ),
+    "nothing": Refused({}, r"has the arrays of no name; expected"),
+    "wrong name": Refused(
+        arrays(), r"images, labels; .* with wrong, or", options={"labels": "wrong"}
+    ),
+    "test only": Refused({"x_test": GREY, "y_test": CLASSES}, "has the arrays x_test, y_test; "),
+    "no file of labels": Refused(
+        {"images": GREY}, r"data\.labels is missing; .*data\.labels=<a \.npy file", name="a.npy"
+    ),
+    "missing labels": Refused(
+        {"images": GREY},
+        r"b\.npy cannot be read \(No such file",
+        options={"labels": "b.npy"},
+        name="a.npy",
+    ),
+    "fewer labels": Refused(
+        arrays(labels=CLASSES[1:]), r"and there are 35 labels; expected a label for"
+    ),
+    "flat": Refused(arrays(images=GREY.reshape(NUMBER, -1)), r"\(36, 440\); .*nhw, nhwc or nchw"),
+    "volumes": Refused(arrays(images=COLOUR[:, None]), r"\(36, 1, 3, 20, 22\); .*: reshape them"),
+    "five channels": Refused(arrays(images=FIVE), r"can be none of .*, such as data\.axes=nhwc"),
+    "either": Refused(arrays(images=COLOUR[..., :3]), r"can be nhwc or nchw; .* data\.axes=nhwc"),
+    "cube": Refused(arrays(images=SQUARE), r"can be nhw or hwn; .* data\.axes=nhw", name="a.mat"),
+    "other axes": Refused(arrays(), r"expected images as hwn ", options={"axes": "hwn"}),
+    "no number": Refused(arrays(), r"and there are 36 labels", options={"axes": "hwcn"}),
+    "no image": Refused(arrays(images=GREY[:0], labels=CLASSES[:0]), "the labels of no image; "),
+    "objects": Refused(
+        arrays(images=OBJECTS), r"images is an array of Python objects; .*np\.stack"
+    ),
+    "objects as labels": Refused(
+        arrays(labels=NAMES.astype(object)), r"labels is an array of Python"
+    ),
+    "cells": Refused(
+        arrays(labels=NAMES.astype(object)),
+        r"labels is of MATLAB's type cell; .*char\(\)",
+        name="a.mat",
+    ),
+    "records": Refused(arrays(images=np.zeros(NUMBER, "u1,u1")), "an array of records"),
+    "text": Refused(arrays(images=np.zeros(GREY.shape, "U1")), "elements of <U1; expected pixels"),
+    "complex": Refused(arrays(images=GREY + 1j), "elements of complex128; expected pixels"),
+    "NaN": Refused(arrays(images=NAN), "numbers that are not finite"),
+    "infinite": Refused(
+        arrays(images=1 / (GREY + 0.0).clip(1) * np.inf), "numbers that are not finite"
+    ),
+    "bytes in floats": Refused(
+        arrays(images=GREY * 1.0), r"float64 from 0 to 255; .*data\.range=\[0,255\]"
+    ),
+    "negative": Refused(arrays(images=GREY / 127.5 - 1), r"from -1 to 1; .*data\.range=\[-1,1\]"),
+    "uint16": Refused(
+        arrays(images=GREY.astype("u2") * 9), r"uint16 from 0 to 2295; .*=\[0,4095\]"
+    ),
+    "other range": Refused(arrays(images=GREY - 999.5), r"=\[-1000,-744\]"),
+    "outside": Refused(
+        arrays(), r"expected 0 to 9, as data\.range states", options={"range": [0.0, 9.0]}
+    ),
+    "black": Refused(arrays(images=BITS), r"uint8 from 0 to 1; .*data\.range=\[0,1\]"),
+    "half labels": Refused(
+        arrays(labels=CLASSES / 2), r"labels has 0\.5; expected whole numbers or text"
+    ),
+    "NaN as label": Refused(arrays(labels=np.where(CLASSES, CLASSES, np.nan)), "labels has nan; "),
+    "several labels": Refused(
+        arrays(labels=np.ones((NUMBER, 3))), r"\(36, 3\); .*rows with a single 1"
+    ),
+    "one label": Refused(arrays(labels=np.zeros(NUMBER)), "has the labels 0; expected two or more"),
+    "no axis": Refused(arrays(labels=np.array(3)), r"labels has shape \(\); expected one value"),
+    "dates": Refused(arrays(labels=CLASSES.astype("M8[D]")), "labels has elements of datetime64"),
+    "control": Refused(arrays(labels=np.char.add(NAMES, "\x1b[2J")), "expected printable text"),
+    "empty": Refused(arrays(labels=np.where(CLASSES, NAMES, "")), "has the text ''; expected"),
+    "Latin": Refused(arrays(labels=np.char.add(NAMES.astype("S"), b"\xe9")), "not UTF-8"),
+    "other parts": Refused(arrays(split=NAMES), "split has 'cat'; expected train, val, test"),
+    "no training": Refused(arrays(split=np.full(NUMBER, "test")), "split has no train"),
+    "short split": Refused(
+        arrays(split=split()[1:]), r"split has 35 values, and there are 36 images"
+    ),
+    "short groups": Refused(
+        arrays(groups=CLASSES[1:]), "groups has 35 values, and there are 36 images"
+    ),
+    "groups of parts": Refused(GIVEN_APART["Keras"] | {"groups": CLASSES}, "images in 3 arrays"),
+    "two sizes": Refused(
+        {"x_train": GREY, "y_train": CLASSES, "x_test": COLOUR, "y_test": CLASSES},
+        r"\(1, 20, 22\) in x_train and \(3, 20, 22\) in x_test; expected one shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_wrong_arrays_are_refused_in_one_sentence(kind: str) -> None:
+    refused = REFUSED[kind]
+    path = save(refused.name, **refused.content)
+    with pytest.raises(DataError, match=refused.message) as caught:
+        module(path, **(refused.options or {})).setup("test")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(str(path.absolute()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"axes": "nxw"}, r"data\.axes is 'nxw'; expected the letters"),
+        ({"axes": 3}, r"data\.axes is 3; expected the letters"),
+        ({"range": 5}, r"data\.range is 5; expected the numbers of black and of white"),
+        ({"range": [1, 0]}, r"data\.range is \[1, 0\]; "),
+        ({"range": [0, float("nan")]}, r"data\.range is \[0, nan\]; "),
+        ({"range": ["a", "b"]}, r"data\.range is \['a', 'b'\]; "),
+        ({"range": [0, 1, 2]}, r"data\.range is \[0, 1, 2\]; "),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_wrong_options_are_refused_before_files_are_read(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        ArraysDataModule(path="missing.npz", **options)
+
+
+def written(array: np.ndarray) -> bytes:
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
+
+
+def replaced(old: bytes, new: bytes) -> bytes:
+    """A file of an array, with a change of its header that keeps the length."""
+    content = written(np.zeros((10, 10), np.uint8))
+    assert content.count(old) == 1
+    return content.replace(old, new)
+
+
+HOSTILE = {
+    "another file": b"<html>a login page</html>",
+    "empty": b"",
+    "truncated": written(GREY)[:-1],
+    "more than the file has": replaced(b"(10, 10), }  ", b"(10, 1000), }"),
+    "terabytes": replaced(b"(10, 10), }       ", b"(10, 1000000000), }"[:18] + b"}"),
+    "negative": replaced(b"(10, 10), }", b"(-1, 10), }"),
+    "code": replaced(b"(10, 10), } ", b"exit(1)   } "),
+    "version 3": written(GREY).replace(b"NUMPY\x01", b"NUMPY\x03"),
+    "of MATLAB 7.3": b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(100),
+}
+
+
+@pytest.mark.parametrize("ending", whole_but(array_files.ENDINGS, ".npy"))
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_damaged_file_is_refused_in_one_sentence(kind: str, ending: str) -> None:
+    path = Path(f"a{ending}")
+    path.write_bytes(HOSTILE[kind])
+    save("b.npy", labels=CLASSES)
+    labels = "b.npy" if ending == ".npy" else None
+    with pytest.raises(DataError) as caught:
+        module(path, labels=labels)
+    assert str(path.absolute()) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_hdf5_of_matlab_says_how_to_save() -> None:
+    path = Path("a.mat")
+    path.write_bytes(HOSTILE["of MATLAB 7.3"])
+    with pytest.raises(DataError, match=r"is of MATLAB 7\.3, which is HDF5; .*'-v7'\)$"):
+        module(path)
+
+
+def test_a_pickle_in_an_array_is_never_loaded() -> None:
+    class Calls:
+        def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+            return os.mkdir, ("MARKER",)
+
+    calls = np.array([Calls()], dtype=object)
+    save("y.npy", labels=calls)
+    for path, labels in (
+        (save("a.npz", **arrays(labels=calls)), None),
+        (save("a.npy", images=GREY), "y.npy"),
+    ):
+        with pytest.raises(DataError, match="Python objects"):
+            module(path, labels=labels)
+    assert not Path("MARKER").exists()
+
+
+def test_large_array_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_files, "_LARGEST", GREY.nbytes - 1)
+    for name in ("a.npz", "a.mat"):
+        with pytest.raises(
+            DataError, match=r"images has 0 GB; expected at most 0: save it as uint8"
+        ):
+            module(save(name, **arrays()))
+
+
+@pytest.mark.parametrize("ending", [*array_files.ENDINGS, ".h5", ""])
+def test_what_is_no_file_of_arrays_is_refused_without_waiting(ending: str) -> None:
+    path = Path(f"a{ending}")
+    os.mkfifo(path)
+    with pytest.raises(DataError, match=r"not a regular file|is another kind of file; expected"):
+        module(path, labels="b.npy")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match=r"is a folder; .*for a folder of pictures: data=folder"):
+        module(path)
+
+
+# --- runs
+
+
+OPTIONS = [
+    "data=arrays",
+    "data.source=auto",
+    "data.train_images=null",
+    "data.batch_size=8",
+    "trainer.max_steps=2",
+    *NO_PICTURES,
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps on arrays of three classes, in colour; for reading only."""
+    folder = tmp_path_factory.mktemp("arrays")
+    path = save(f"{folder}/a.npz", images=COLOUR.transpose(0, 2, 3, 1), labels=NAMES)
+    config = compose("train", [*TINY_CNN, *TINY_DATA, *OPTIONS, f"data.path={path}"])
+    train(config, folder / "run")
+    return folder / "run"
+
+
+def test_run_is_evaluated_on_its_arrays_and_predicts_pictures_and_arrays(
+    run: Path, cli: Cli
+) -> None:
+    result = evaluate(runs.open(run))
+    assert result["provenance"]["images"] == NUMBER
+    predictor = load(run)
+    assert predictor.classes == ("cat", "dog", "fox")
+    expected = torch.from_numpy(COLOUR).float() / 255
+    picture = Image.fromarray(COLOUR[3].transpose(1, 2, 0))
+    assert predictor.prepare(picture).equal(expected[3])
+    of_matlab = save("c.mat", X=COLOUR.transpose(2, 3, 1, 0))
+    for path in (save("a.npz", x_test=COLOUR), save("b.npy", images=COLOUR), of_matlab):
+        assert predictor.prepare_arrays(path).equal(expected)
+    picture.save("p.png")
+    save("wrong.npz", images=GREY)
+    ended = cli("predict", f"ckpt={run}", "images=[p.png,c.mat,wrong.npz]", "to=csv", "top=1")
+    _, *rows = ended.out.splitlines()
+    assert [row.split(",")[0] for row in rows] == [
+        "p.png",
+        *(f"c.mat[{row}]" for row in range(NUMBER)),
+    ]
+    assert rows[0].split(",")[1:] == rows[4].split(",")[1:]
+    assert ended.status == 1
+    assert "wrong.npz: images has shape (36, 1, 20, 22); expected images of 3x20x22" in ended.err
+
+
+def test_code_of_the_guide_writes_a_file_of_three_unbalanced_classes() -> None:
+    guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
+    (code,) = re.findall(r"test_arrays.py -->\n```py\n(.*?)```", guide, re.DOTALL)
+    exec(code, {})
+    data = module(Path("squares.npz"))
+    assert data.spec == DataSpec((3, 24, 24), 3, ("blue", "green", "red"))
+    assert data.provenance["groups"] == 50
+    everything(data)
+    for name in PARTS:
+        counts = data.sets[name].labels.bincount().tolist()
+        assert 0 < counts[0] < counts[1] < counts[2]
+
+
+OTHER_FILES = {
+    "another size": ({"images": COLOUR[..., :21], "labels": NAMES}, r"of shape \(3, 20, 21\); expected \(3, 20, 22\)"),
+    "another class": (
+        {"images": COLOUR, "labels": np.where(NAMES == "cat", "cow", NAMES)},
+        "has the label cow; expected one of the 3 classes of the network, cat, dog, fox",
+    ),
+}  # fmt: skip
+
+
+def test_other_arrays_than_those_of_the_training_are_refused(run: Path) -> None:
+    for content, message in OTHER_FILES.values():
+        path = save("other.npz", **content)
+        with pytest.raises(ValueError, match=f"^data: .*{message}"):
+            evaluate(runs.open(run), data={"path": str(path)})
+    fewer = save("fewer.npz", images=COLOUR[NAMES != "dog"], labels=NAMES[NAMES != "dog"])
+    assert evaluate(runs.open(run), data={"path": str(fewer)})["test"]["error"] >= 0
+
+
+def test_two_channels_are_not_made_from_pictures() -> None:
+    data = module(save("a.npz", images=TWO, labels=CLASSES))
+    with pytest.raises(
+        DataError, match=r"is an array of 2 channels, which is not made of one pict"
+    ):
+        data.from_picture(Image.new("L", (9, 9)))
+
+
+def test_a_missing_file_is_one_line(cli: Cli) -> None:
+    ended = cli("train", "data=arrays", "data.path=there.npz", *TINY_CAPSNET)
+    assert ended.status != 0
+    assert "there.npz cannot be read (No such file or directory); expected a file of" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_missing_path_is_one_sentence() -> None:
+    with pytest.raises(DataError, match=r"^data\.path is missing; expected data\.path=<a \.npz, "):
+        ArraysDataModule().setup("fit")
