@@ -127,7 +127,9 @@ class Training:
             for difference in presets.differences_of_overrides(self.overrides):
                 log.info("%s", difference)
             self.log_batch()
-            callbacks.log_run_facts(self.trainer.loggers, self.config, self.data.provenance)
+            callbacks.log_run_facts(
+                self.trainer.loggers, self.config, self.data.provenance, self.overrides
+            )
             failed = True
             try:
                 result = self.fit() | self.time_to_accuracy() | self.test()

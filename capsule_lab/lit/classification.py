@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy.typing as npt
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.errors import ConfigError
@@ -129,13 +130,10 @@ class AbstractClassifierModule(AbstractModule):
         ranking = torch.cat([tested.ranking for tested in self._tested]).float()
         several = labels if labels.ndim > 1 else labels.unsqueeze(1)  # [image label]
         predictions = ranking.topk(several.shape[1]).indices
-        is_label = torch.zeros_like(ranking, dtype=torch.bool).scatter(1, several, True)
-        lowest_label = ranking.masked_fill(~is_label, torch.inf).amin(1)
-        highest_other = ranking.masked_fill(is_label, -torch.inf).amax(1)
         found = {
             "label": several.sort(1).values.reshape(labels.shape),
             "prediction": predictions.sort(1).values.reshape(labels.shape),
-            "margin": lowest_label - highest_other,
+            "margin": margins(ranking, several),
         }
         spec = cast(Any, self.trainer).datamodule.spec  # an attribute that test sets
         if "instance" in spec.factors:
@@ -187,6 +185,17 @@ def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
             f"routing.squash={routing.options.get('squash', 'none')} lengths have no bound; expected "
             "loss=cross_entropy_logits, or routing.squash=squash"
         )
+
+
+def margins(
+    ranking: Float[Tensor, "image class"], labels: Int64[Tensor, "image label"]
+) -> Float[Tensor, " image"]:
+    """Return the lowest number of an image's classes minus the highest of the others; negative if one is wrong."""
+    ranking = ranking.float()
+    is_label = torch.zeros_like(ranking, dtype=torch.bool).scatter(1, labels, True)
+    lowest_label = ranking.masked_fill(~is_label, torch.inf).amin(1)
+    highest_other = ranking.masked_fill(is_label, -torch.inf).amax(1)
+    return lowest_label - highest_other
 
 
 def _as_array(values: Tensor) -> npt.NDArray[Any]:
