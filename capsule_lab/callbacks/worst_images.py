@@ -86,7 +86,7 @@ class WorstImages(Callback):
         if self.worst is not None:
             pairs = zip(self.worst, tested, strict=True)
             tested = _Tested(*(torch.cat(pair) for pair in pairs))
-        self.worst = tested.chosen(tested.margin.argsort()[: self.images])
+        self.worst = tested.chosen(tested.margin.argsort(stable=True)[: self.images])
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.worst is None:

@@ -160,7 +160,7 @@ def test_table_is_a_group_with_a_run_for_each_cell(cli: Cli, tmp_path: Path) -> 
     columns = {"a": {"overrides": []}, "b": {"overrides": ["data.shift=1"]}}
     file = write_table(tmp_path, columns=columns, seeds=[3])
     ended = cli("sweep", f"table={file}", "logger=wandb")
-    assert ended.out.splitlines()[-1] == "mine: 2 done"
+    assert ended.out.splitlines()[-2] == "mine: 2 done"
     directories = (tmp_path / "runs").glob("capsnet-*")
     shown = [read_offline(directory) for directory in directories]
     assert sorted(run["name"] for run in shown) == ["one", "one/b"]
