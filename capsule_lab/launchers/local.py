@@ -95,12 +95,12 @@ class LocalLauncher:
                         sys.stdout.write(process.new_output())
                 for process in over:
                     running.remove(process)
-                    error = process.error()
-                    ended[process.job.fingerprint] = error
-                    if error is None:
+                    failure = process.error()
+                    ended[process.job.fingerprint] = failure
+                    if failure is None:
                         minutes.append((time.monotonic() - process.start_time) / 60)
                     left = _left(len(jobs) - len(ended), len(jobs), minutes, places)
-                    _log_end(process, error, left)
+                    _log_end(process, failure, left)
         return ended
 
     def _environment(self, places: int, cores: int, deadline: float) -> dict[str, str]:
