@@ -51,7 +51,7 @@ class GridSweeper(Sweeper):
         try:
             failures = instantiate(self.options.launcher).launch(jobs)
         finally:
-            table, finished = listed([shlex.join(overrides) for overrides in own], configs)
+            table, finished = listed(list(map(shlex.join, own)), configs)
             sys.stdout.write(f"\n{table}\n")
         failed = []
         for job, is_finished in zip(jobs, finished, strict=True):
@@ -76,12 +76,14 @@ def _names(config: DictConfig, swept: list[str], own: list[str]) -> list[str]:
     The group is ``name=…`` of the command or, without it, what the command varies. Names that the user chose remain.
     """
     row = [override for override in own if not override.startswith("seed=")]
-    names = {"group": config.name or " ".join(swept), "job_type": " ".join(row) or "train"}
+    group = config.name or " ".join(swept)
+    job_type = " ".join(row) or "train"
+    names = {"group": group[:_LONGEST], "job_type": job_type[:_LONGEST]}
     chosen = [options for options in (config.get("logger") or {}).values() if options]
     for key in [*names]:
         if any(options.get(key) for options in chosen):
             del names[key]
-    return names_for_loggers(config, {key: name[:_LONGEST] for key, name in names.items()})
+    return names_for_loggers(config, names)
 
 
 def combinations(arguments: list[str]) -> list[list[str]]:
