@@ -104,7 +104,7 @@ def test_packages_of_messages_are_in_the_named_extra() -> None:
             if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "require":
                 _, extra, *modules = node.args
                 assert isinstance(extra, ast.Constant), file
-                packages = {ast.literal_eval(each) for each in modules}
+                packages = {ast.literal_eval(each).replace("_", "-") for each in modules}
                 assert packages <= EXTRAS[extra.value], file
                 checked.setdefault(extra.value, set()).update(packages)
     assert checked == {extra: EXTRAS[extra] for extra in OF_THE_USER}

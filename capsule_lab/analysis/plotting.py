@@ -138,7 +138,7 @@ def _draw_group(axes: Axes, group: Group, cells: _Cells, rows: int) -> None:
         for row, picture in enumerate(column.pictures):
             top = row * cells.step
             bottom = top + cells.height
-            axes.imshow(_as_rgb(picture), extent=(left, right, bottom, top))
+            axes.imshow(as_rgb(picture), extent=(left, right, bottom, top))
             frame = Rectangle((left, top), cells.width, cells.height, clip_on=False)
             frame.set(fill=False, edgecolor=_FRAME, linewidth=0.5)
             axes.add_patch(frame)
@@ -217,7 +217,8 @@ def note_on_decoder(decoded: Float[Tensor, "picture channel height width"]) -> s
     return ""
 
 
-def _as_rgb(picture: Picture) -> np.ndarray:
+def as_rgb(picture: Picture) -> np.ndarray:
+    """Return a picture in [0, 1] as ``(height, width, 3)``; any but a coloured one is dark on white."""
     shown = picture.detach().float().clamp(0, 1).cpu()
     if len(shown) != 3:
         shown = (1 - shown[:1]).expand(3, -1, -1)

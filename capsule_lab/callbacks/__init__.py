@@ -11,6 +11,7 @@ from capsule_lab.callbacks.checkpoints import (
 )
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.figures import ConfusionMatrix, DrawnPairs, Reconstructions
+from capsule_lab.callbacks.histograms import CapsuleHistograms
 from capsule_lab.callbacks.learning import LearningDiagnostics, VarianceFloor
 from capsule_lab.callbacks.loggers import (
     MLflow,
@@ -29,12 +30,14 @@ from capsule_lab.callbacks.monitoring import (
 from capsule_lab.callbacks.not_learning import NotLearning
 from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress_callback
 from capsule_lab.callbacks.time_to_accuracy import TimeToAccuracy, weights_reached
+from capsule_lab.callbacks.worst_images import WorstImages
 
 __all__ = [
     "AtEqualError",
     "AtomicCheckpointIO",
     "AveragedWeights",
     "BestCheckpoint",
+    "CapsuleHistograms",
     "ConfusionMatrix",
     "DrawnPairs",
     "EmbedConfig",
@@ -54,6 +57,7 @@ __all__ = [
     "TimeToAccuracy",
     "VarianceFloor",
     "WeightsAndBiases",
+    "WorstImages",
     "close_loggers",
     "log_run_facts",
     "pause_at",

@@ -6,7 +6,7 @@ import logging
 import shlex
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from lightning.pytorch.loggers.logger import rank_zero_experiment
 from omegaconf import DictConfig
 
 from capsule_lab.config.composition import to_container
+from capsule_lab.config.overrides import search_override
 from capsule_lab.errors import one_line
 from capsule_lab.lit.lightning_internals import drop_anonymous
 from capsule_lab.runs.directories import hash_in
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_TAG = 64  # W&B's limit, in characters
 _LONGEST_NAME = 128  # W&B's limit, in characters
+_METRICS = ("test/error", "val/error")  # in TensorBoard's HPARAMS
 _LONGEST_ID = 1000  # ours: bytes; MLflow's have 32
 
 
@@ -42,8 +44,42 @@ def run_tags(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
     return {**tags, "source": str(provenance["source"]), "seed": str(config.seed)}
 
 
-def _class_name(node: DictConfig) -> str:
+def _class_name(node: Mapping[Any, Any]) -> str:
     return str(node["_target_"]).rpartition(".")[2]
+
+
+def flat_options(config: DictConfig) -> dict[str, Any]:
+    """Return the options under the names of their overrides, such as ``routing.iterations``.
+
+    The name of an object itself has its class: ``routing`` is ``EMRouting``. An object that the network or the module
+    takes from another group, such as ``model.routing``, is left out, and so are the options of loggers.
+    """
+    container = to_container(config)
+    container.pop("logger", None)
+    objects = [*container.values(), *container.get("loss", {}).values()]
+    taken = [(group, each) for group in ("model", "module") for each in container.get(group, {})]
+    for group, key in taken:
+        value = container[group][key]
+        if isinstance(value, dict) and value in objects:
+            del container[group][key]
+    flat: dict[str, Any] = {}
+    for key, value in container.items():
+        flat |= dict(_flat(key, value))
+    return flat
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each option at ``key`` and below."""
+    if isinstance(value, list):
+        value = [_class_name(item) if isinstance(item, dict) else item for item in value]
+    if not isinstance(value, dict):
+        yield key, value
+        return
+    if "_target_" in value:
+        yield key, _class_name(value)
+    for name, inner in value.items():
+        if name not in ("_target_", "_partial_"):
+            yield from _flat(f"{key}.{name}", inner)
 
 
 def with_names(config: DictConfig, directory: Path, overrides: Iterable[str]) -> DictConfig:
@@ -69,21 +105,65 @@ def _is_option(override: str) -> bool:
 
 
 @rank_zero_only
-def log_run_facts(loggers: Iterable[Any], config: DictConfig, provenance: dict[str, Any]) -> None:
-    """Log configuration, provenance and tags to every logger that records them."""
+def log_run_facts(
+    loggers: Iterable[Any],
+    config: DictConfig,
+    provenance: dict[str, Any],
+    overrides: Sequence[str] | None = None,
+) -> None:
+    """Log configuration, provenance and tags to every logger that records them.
+
+    ``overrides`` are those of the command that trains; ``None`` if another command continues the loggers.
+    """
     for logger in loggers:
-        tags = run_tags(config, provenance)
-        logger.log_hyperparams({"config": to_container(config), "provenance": provenance})
         if isinstance(logger, WandbLogger):
-            run = logger.experiment
-            seed = f"seed {tags.pop('seed')}"
-            names = [*(run.tags or ()), *tags.values(), seed]
-            if run.group:
-                names.append(run.group)
-            run.tags = list(dict.fromkeys(name[:_LONGEST_TAG] for name in names))
-        elif isinstance(logger, MLFlowLogger):
-            for key, value in tags.items():
+            _log_to_wandb(logger, config, provenance)
+        elif isinstance(logger, TensorBoardLogger):
+            _log_to_tensorboard(logger, config, provenance, overrides)
+        else:
+            logger.log_hyperparams({"config": to_container(config), "provenance": provenance})
+        if isinstance(logger, MLFlowLogger):
+            for key, value in run_tags(config, provenance).items():
                 logger.experiment.set_tag(logger.run_id, key, value)
+
+
+def _log_to_wandb(logger: WandbLogger, config: DictConfig, provenance: dict[str, Any]) -> None:
+    run = logger.experiment
+    options = flat_options(config)
+    if run.sweep_id:  # W&B locks the options that its agent has chosen
+        options = {key: value for key, value in options.items() if key not in run.config}
+    logger.log_hyperparams({**options, "provenance": provenance})
+    tags = run_tags(config, provenance)
+    seed = f"seed {tags.pop('seed')}"
+    names = [*(run.tags or ()), *tags.values(), seed]
+    if run.group:
+        names.append(run.group)
+    run.tags = list(dict.fromkeys(name[:_LONGEST_TAG] for name in names))
+
+
+def _log_to_tensorboard(
+    logger: TensorBoardLogger,
+    config: DictConfig,
+    provenance: dict[str, Any],
+    overrides: Sequence[str] | None,
+) -> None:
+    """Log texts, and the options for the dashboard HPARAMS, which looks up the errors among the logged metrics."""
+    from torch.utils.tensorboard.summary import hparams  # imports tensorboard, an extra
+
+    writer = logger.experiment
+    if overrides is not None:
+        command = shlex.join(["capsule-lab", "train", *overrides, *search_override()])
+        writer.add_text("command", f"    {command}")
+    facts = [f"- **{name}**: {value}" for name, value in provenance.items()]
+    writer.add_text("provenance", "\n".join(facts))
+    shown: dict[str, Any] = {}
+    for key, value in flat_options(config).items():
+        if not key.startswith("callbacks."):  # they would be the first columns
+            shown[key] = value if isinstance(value, bool | int | float) else str(value)
+    logger.log_hyperparams(shown)
+    # the file has the names of metrics, not the values
+    for summary in hparams(shown, dict.fromkeys(_METRICS, 0.0)):
+        writer.file_writer.add_summary(summary)
 
 
 def close_loggers(loggers: Iterable[Any], *, failed: bool) -> None:
@@ -102,12 +182,13 @@ def close_loggers(loggers: Iterable[Any], *, failed: bool) -> None:
 class WeightsAndBiases(WandbLogger):
     """Logs a run to W&B, and prints its link; for an offline run, ``close_loggers`` logs the command for the upload.
 
-    The options are those of ``WandbLogger`` and ``wandb.init``.
+    The options are those of ``WandbLogger`` and ``wandb.init``. ``job_type`` is ``train`` for a run without a group.
     """
 
-    def __init__(self, *, mode: str, **options: Any) -> None:
+    def __init__(self, *, mode: str, job_type: str | None = None, **options: Any) -> None:
         output = {"silent": True} if mode == "offline" else {"quiet": True}
-        super().__init__(**{"mode": mode, "settings": output, **options})
+        named = {"mode": mode, "settings": output, "job_type": job_type or "train"}
+        super().__init__(**{**named, **options})
         drop_anonymous(self)
 
 
@@ -117,6 +198,11 @@ class TensorBoard(TensorBoardLogger):
     def __init__(self, save_dir: str, **options: Any) -> None:
         require("logger=tensorboard", "tensorboard", "tensorboard")
         super().__init__(save_dir, **options)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log metrics without the epoch that Lightning adds: TensorBoard would show its curve first."""
+        super().log_metrics({key: metrics[key] for key in metrics if key != "epoch"}, step)
 
 
 class MLflow(MLFlowLogger):

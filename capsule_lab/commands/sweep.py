@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import shlex
 import time
 from functools import partial
 from typing import Any
@@ -13,8 +15,11 @@ from hydra.utils import instantiate
 from capsule_lab.commands.declare import command
 from capsule_lab.commands.tables import TableOptions, selected_table
 from capsule_lab.config.declaration import Group
+from capsule_lab.config.overrides import search_override
 from capsule_lab.errors import ConfigError
 from capsule_lab.tables.arguments import budget_seconds, for_hydra
+
+log = logging.getLogger(__name__)
 
 
 class SweepOptions(TableOptions):
@@ -46,6 +51,8 @@ def main(options: SweepOptions) -> None:
             "hydra.launcher.timeout_min, after which a job is requeued and continues"
         )
     run_table(table, options.overrides, launcher.launch, deadline)
+    command = ["capsule-lab", "report", f"table={options.table}", *options.overrides]
+    log.info("next: %s", shlex.join([*command, *search_override()]))
 
 
 if __name__ == "__main__":

@@ -143,7 +143,9 @@ class Training:
             for line in self.initial.lines if self.initial else ():
                 log.info("%s", line)
             self.log_batch()
-            callbacks.log_run_facts(self.trainer.loggers, self.config, self.data.provenance)
+            callbacks.log_run_facts(
+                self.trainer.loggers, self.config, self.data.provenance, self.overrides
+            )
             failed = True
             try:
                 result = self.fit() | self.time_to_accuracy() | self.test()

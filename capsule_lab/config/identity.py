@@ -25,6 +25,8 @@ _NOT_HASHED = [
     "callbacks.variance_floor",
     # these only log
     "callbacks.step_metrics",
+    "callbacks.worst_images",
+    "callbacks.histograms",
     "trainer.log_every_n_steps",
     # results are the same
     "data.on_device",

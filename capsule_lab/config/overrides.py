@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from omegaconf import DictConfig
 
 from capsule_lab.config.declaration import Command
 from capsule_lab.config.folders import default_options, groups, options_of, search_path
@@ -13,6 +15,9 @@ from capsule_lab.errors import ConfigError, suggest
 
 _COMBINED = ("logger", "callbacks")
 """Groups of which several options can be combined: ``logger=[csv,wandb]``."""
+
+_PLAIN = r"[\w./:@%+-]+"
+"""Values that neither the shell nor Hydra changes."""
 
 
 def choices(overrides: Sequence[str], command: Command | None) -> list[str]:
@@ -66,11 +71,23 @@ def _has_no_data(overrides: Sequence[str], defaults: dict[str, str | None]) -> b
 
 def search_override() -> list[str]:
     """Return the override that passes ``search_path`` to a command; an empty list if the path is empty."""
-    entries = []
-    for entry in search_path():
-        is_plain = re.fullmatch(r"[\w./:@%+-]+", entry, re.ASCII)
-        entries.append(entry if is_plain else quoted(entry))
+    entries = [_quoted_if_needed(entry) for entry in search_path()]
     return [f"hydra.searchpath=[{','.join(entries)}]"] if entries else []
+
+
+def names_for_loggers(config: DictConfig, names: Mapping[str, str]) -> list[str]:
+    """Return overrides that give these names to every logger of a configuration that groups runs."""
+    found = []
+    for logger, options in (config.get("logger") or {}).items():
+        if "group" not in (options or {}):
+            continue
+        for key, value in names.items():
+            found.append(f"logger.{logger}.{key}={_quoted_if_needed(value)}")
+    return found
+
+
+def _quoted_if_needed(text: str) -> str:
+    return text if re.fullmatch(_PLAIN, text, re.ASCII) else quoted(text)
 
 
 def quoted(text: str) -> str:
@@ -82,7 +99,7 @@ def quoted(text: str) -> str:
 
 def as_argument(key: str, value: str | Path) -> str:
     """Return ``key=value`` quoted for the shell and for Hydra, for any characters in a path: ``"ckpt='a b=c'"``."""
-    if re.fullmatch(r"[\w./:@%+-]+", str(value), re.ASCII):
+    if re.fullmatch(_PLAIN, str(value), re.ASCII):
         return f"{key}={value}"
     text = f"{key}={quoted(str(value))}"
     return shlex.quote(text) if re.search(r'["$`!\\]', text) else f'"{text}"'

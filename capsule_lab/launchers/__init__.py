@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from omegaconf import DictConfig
 
 from capsule_lab.system import protocol
+
+
+def _ended() -> str:
+    return "ended"
 
 
 class Job(NamedTuple):
@@ -21,6 +25,7 @@ class Job(NamedTuple):
     fingerprint: str  # hash that identifies its lock, its log and its record of a failure
     environment: Mapping[str, str] = {}  # additional variables
     in_tables: bool = True  # whether tables find its result: not with train.directory or ckpt
+    outcome: Callable[[], str] = _ended  # describes the result once it has ended, for messages
 
     @property
     def command(self) -> list[str]:

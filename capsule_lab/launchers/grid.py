@@ -15,10 +15,12 @@ from omegaconf import DictConfig
 
 from capsule_lab.config.compose import compose
 from capsule_lab.config.declaration import Command
-from capsule_lab.config.overrides import search_override
+from capsule_lab.config.overrides import names_for_loggers, search_override
 from capsule_lab.errors import RunError
 from capsule_lab.launchers import Job, arguments_for
 from capsule_lab.system.terminal import differences
+
+_LONGEST = 128  # W&B's limit of a group's name, in characters
 
 
 class GridSweeper(Sweeper):
@@ -39,13 +41,17 @@ class GridSweeper(Sweeper):
         configs = [compose(self.command, overrides) for overrides in batch]
         for config in configs:
             self.command.check(config)
-        jobs = [self._job(*pair) for pair in zip(batch, configs, strict=True)]
+        shared, own = differences(batch)
+        swept = [argument for argument in of_runs if argument not in shared]
+        jobs = []
+        for overrides, config, own_overrides in zip(batch, configs, own, strict=True):
+            labels = _names(config, swept, own_overrides)
+            jobs.append(self._job(overrides, labels, config))
         failures: dict[str, str | None] = {}
         try:
             failures = instantiate(self.options.launcher).launch(jobs)
         finally:
-            names = map(shlex.join, differences(batch)[1])
-            table, finished = listed(list(names), configs)
+            table, finished = listed(list(map(shlex.join, own)), configs)
             sys.stdout.write(f"\n{table}\n")
         failed = []
         for job, is_finished in zip(jobs, finished, strict=True):
@@ -55,13 +61,29 @@ class GridSweeper(Sweeper):
         if failed:
             raise RunError(f"{len(failed)} of {len(jobs)} runs failed: {'; '.join(failed)}")
 
-    def _job(self, overrides: list[str], config: DictConfig) -> Job:
+    def _job(self, overrides: list[str], labels: list[str], config: DictConfig) -> Job:
         from capsule_lab.runs.directories import config_hash
 
-        arguments = arguments_for(self.command.name, [*overrides, *search_override()])
+        arguments = arguments_for(self.command.name, [*overrides, *labels, *search_override()])
         in_tables = config.ckpt is None and config.train.directory is None
         fingerprint = config_hash(config)
         return Job(shlex.join(overrides), arguments, config, fingerprint, in_tables=in_tables)
+
+
+def _names(config: DictConfig, swept: list[str], own: list[str]) -> list[str]:
+    """Return overrides with the names of a run for loggers: runs that differ in their seed have one ``job_type``.
+
+    The group is ``name=…`` of the command or, without it, what the command varies. Names that the user chose remain.
+    """
+    row = [override for override in own if not override.startswith("seed=")]
+    group = config.name or " ".join(swept)
+    job_type = " ".join(row) or "train"
+    names = {"group": group[:_LONGEST], "job_type": job_type[:_LONGEST]}
+    chosen = [options for options in (config.get("logger") or {}).values() if options]
+    for key in [*names]:
+        if any(options.get(key) for options in chosen):
+            del names[key]
+    return names_for_loggers(config, names)
 
 
 def combinations(arguments: list[str]) -> list[list[str]]:

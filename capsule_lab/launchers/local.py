@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from capsule_lab.errors import DeviceError, InterruptError
@@ -66,6 +67,7 @@ class LocalLauncher:
         places = min(at_once, len(jobs))
         environment = self._environment(places, cores, deadline)
         ended: dict[str, str | None] = {}
+        minutes: list[float] = []  # of each run that succeeded
         running: list[_Process] = []
         waiting = list(enumerate(jobs, 1))
         with _stopping(running):
@@ -93,7 +95,12 @@ class LocalLauncher:
                         sys.stdout.write(process.new_output())
                 for process in over:
                     running.remove(process)
-                    ended[process.job.fingerprint] = _log_end(process)
+                    failure = process.error()
+                    ended[process.job.fingerprint] = failure
+                    if failure is None:
+                        minutes.append((time.monotonic() - process.start_time) / 60)
+                    left = _left(len(jobs) - len(ended), len(jobs), minutes, places)
+                    _log_end(process, failure, left)
         return ended
 
     def _environment(self, places: int, cores: int, deadline: float) -> dict[str, str]:
@@ -109,15 +116,21 @@ class LocalLauncher:
         return variables
 
 
-def _log_end(process: _Process) -> str | None:
-    """Say how a process ended; return its error."""
-    error = process.error()
+def _log_end(process: _Process, error: str | None, left: str) -> None:
+    """Say how a process ended, and what is left to run."""
     if error:
         log.info("%s: failed: %s", process.label, error)
-    else:
-        minutes = (time.monotonic() - process.start_time) / 60
-        log.info("%s: ended after %.1f min", process.label, minutes)
-    return error
+        return
+    minutes = (time.monotonic() - process.start_time) / 60
+    log.info("%s: %s in %.1f min%s", process.label, process.job.outcome(), minutes, left)
+
+
+def _left(left: int, count: int, minutes: Sequence[float], places: int) -> str:
+    """Describe how many of ``count`` runs are left, and how long they take if they are like those that ended."""
+    if not (left and minutes):
+        return ""
+    rounds = math.ceil(left / places)
+    return f"; {left} of {count} left, about {rounds * fmean(minutes):.0f} min"
 
 
 def _check_count(option: str, value: Any, expected: str) -> None:

@@ -62,6 +62,8 @@ class SlurmLauncher:
         for job, of_slurm in zip(jobs, submitted, strict=True):
             while slurm.in_queue(of_slurm.job_id):
                 time.sleep(_POLL_SECONDS)
+            left = len(jobs) - len(failures) - 1
+            log.info("%s: %s; %d of %d left", job.name, job.outcome(), left, len(jobs))
             ended = f"job {of_slurm.job_id} ended without a result"
             failures[job.fingerprint] = f"{ended}; its log is {of_slurm.task(0).paths.stderr}"
         return failures

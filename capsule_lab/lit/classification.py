@@ -168,13 +168,10 @@ class AbstractClassifierModule(AbstractModule):
         ranking = torch.cat([tested.ranking for tested in self._tested]).float()
         several = labels if labels.ndim > 1 else labels.unsqueeze(1)  # [image label]
         predictions = ranking.topk(several.shape[1]).indices
-        is_label = torch.zeros_like(ranking, dtype=torch.bool).scatter(1, several, True)
-        lowest_label = ranking.masked_fill(~is_label, torch.inf).amin(1)
-        highest_other = ranking.masked_fill(is_label, -torch.inf).amax(1)
         found = {
             "label": several.sort(1).values.reshape(labels.shape),
             "prediction": predictions.sort(1).values.reshape(labels.shape),
-            "margin": lowest_label - highest_other,
+            "margin": margins(ranking, several),
         }
         data = cast(Any, self.trainer).datamodule  # an attribute that test sets
         spec = data.spec
@@ -300,6 +297,17 @@ def _check_takes_weights(loss: Loss, labels_per_image: int) -> None:
             f"{_function(loss).__name__} has no argument weights, one for each image, which class_weights needs; "
             "expected a loss of capsule_lab.losses, or null"
         )
+
+
+def margins(
+    ranking: Float[Tensor, "image class"], labels: Int64[Tensor, "image label"]
+) -> Float[Tensor, " image"]:
+    """Return the lowest number of an image's classes minus the highest of the others; negative if one is wrong."""
+    ranking = ranking.float()
+    is_label = torch.zeros_like(ranking, dtype=torch.bool).scatter(1, labels, True)
+    lowest_label = ranking.masked_fill(~is_label, torch.inf).amin(1)
+    highest_other = ranking.masked_fill(is_label, -torch.inf).amax(1)
+    return lowest_label - highest_other
 
 
 def _as_array(values: Tensor) -> npt.NDArray[Any]:

@@ -151,6 +151,15 @@ class Cell(ABC):
         )
         return FAILED if unfinished else MISSING
 
+    def outcome(self) -> str:
+        """Describe the result of a job that has just ended, by the test error if it has one."""
+        read = self._read()
+        if read is None:
+            return "ended without a result"
+        _, result = read
+        error = result["test"].get("error")
+        return "done" if error is None else f"{error:.2f} %"
+
     @cached_property
     def pause(self) -> dict[str, Any] | None:
         """The record of the latest attempt if it is paused, see ``runs.results.read_pause``."""
@@ -248,7 +257,7 @@ class TrainingCell(Cell):
         """The job, which continues an earlier attempt, or does nothing if that has finished."""
         overrides = [*self.overrides, *self.labels, *search_override(), "train.resume=true"]
         arguments = arguments_for(self.by.name, overrides)
-        return Job(self.name, arguments, self.config, self.fingerprint)
+        return Job(self.name, arguments, self.config, self.fingerprint, outcome=self.outcome)
 
     @cached_property
     def config(self) -> DictConfig:
@@ -305,7 +314,14 @@ class EvaluationCell(Cell):
         path = result_file(self.training.finished[0], self.fingerprint)
         arguments = arguments_for(self.by.name, [*self.overrides, *search_override()])
         environment = {protocol.RESULT: str(path)}
-        return Job(self.name, arguments, self.training.config, self.fingerprint, environment)
+        return Job(
+            self.name,
+            arguments,
+            self.training.config,
+            self.fingerprint,
+            environment,
+            outcome=self.outcome,
+        )
 
     @property
     def directories(self) -> list[Path]:

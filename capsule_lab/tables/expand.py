@@ -20,7 +20,7 @@ from capsule_lab.config.compose import compose
 from capsule_lab.config.declaration import Command
 from capsule_lab.config.folders import groups
 from capsule_lab.config.messages import user_message
-from capsule_lab.config.overrides import quoted
+from capsule_lab.config.overrides import names_for_loggers, quoted
 from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.cells import Cell, EvaluationCell, SeededConfig, TrainingCell
@@ -205,14 +205,7 @@ def _labels(
     """Return overrides with the names of the run for loggers; for several processes, also with its directory."""
     line = "/".join([row.name, *([column.name] if column.overrides else [])])
     names = {"group": table.name, "job_type": line, "name": line}
-    loggers = [
-        name
-        for name, options in (config.config.get("logger") or {}).items()
-        if "group" in (options or {})
-    ]
-    labels = [
-        f"logger.{logger}.{key}={value}" for logger in loggers for key, value in names.items()
-    ]
+    labels = names_for_loggers(config.config, names)
     if (config.config.trainer.devices, config.config.trainer.num_nodes) != (1, 1):
         earlier = runs.directories.attempts(fingerprint)
         new = runs.directories.root() / f"{table.name}-{row.name}-{fingerprint}"

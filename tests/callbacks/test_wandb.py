@@ -1,13 +1,18 @@
 """Runs in W&B, offline, as W&B's own reader shows them."""
 
+import json
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import wandb
+from PIL import Image
 
 from capsule_lab.callbacks import NonFiniteError
-from capsule_lab.callbacks.loggers import run_tags, with_names
+from capsule_lab.callbacks.loggers import flat_options, run_tags, with_names
 from capsule_lab.commands import compose
 from capsule_lab.commands.train import train
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY, Cli, Tiny, python
@@ -18,8 +23,9 @@ SYNC = "runs/*/wandb/offline-run-*"
 
 
 @pytest.fixture(autouse=True)
-def _silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def _silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data of wandb"))
 
 
 @pytest.mark.whole
@@ -50,8 +56,58 @@ def test_run_has_results_configuration_provenance_tags_and_pictures(
         assert [*files]
 
     logged = shown["config"]
-    assert logged["config"]["model"]["primary"]["types"] == 2
+    assert logged["model.primary.types"] == 2
     assert logged["provenance"]["sha256"] == result["provenance"]["sha256"]
+    assert shown["run"]["job_type"] == "train"
+    check_histograms(summary)
+    check_worst_images(directory, summary)
+
+
+def check_histograms(summary: dict[str, Any]) -> None:
+    keys = [f"test/couplings/digits/iteration_{number}" for number in (1, 2, 3)]
+    for key in ("test/activations/digits", *keys):
+        histogram = summary[key]
+        assert len(histogram["bins"]) == len(histogram["values"]) + 1
+        assert sum(histogram["values"]) > 0
+    assert "test/couplings/digits/iteration_4" not in summary
+
+
+def check_worst_images(directory: Path, summary: dict[str, Any]) -> None:
+    """The table has the smallest margins of ``predictions.npz``, with pictures that show something."""
+    table = summary["test/worst_images"]
+    (file,) = directory.glob(f"wandb/offline-run-*/files/{table['path']}")
+    content = json.loads(file.read_text())
+    assert table["nrows"] == len(content["data"]) == 32
+    predictions = np.load(directory / "predictions.npz")
+    worst = predictions["margin"].argsort()[:32]
+    columns = dict(zip(content["columns"], zip(*content["data"], strict=True), strict=True))
+    assert columns["margin"] == pytest.approx(predictions["margin"][worst])
+    assert columns["number"] == pytest.approx(worst)
+    assert [int(label) for label in columns["label"]] == predictions["label"][worst].tolist()
+    assert set(columns["image"]) == set(columns["reconstruction"]) == {"Image"}
+    # W&B keeps the pictures of an offline table here until they are uploaded
+    pictures = Path(os.environ["WANDB_DATA_DIR"]).glob("artifacts/staging/*")
+    ranges = []
+    for picture in pictures:
+        if picture.read_bytes().startswith(b"\x89PNG"):
+            ranges.append(np.ptp(np.asarray(Image.open(picture))))
+    assert len(ranges) == 64
+    assert np.median(ranges) > 50
+
+
+def test_options_have_the_names_of_overrides() -> None:
+    overrides = ["model=em_caps", "routing.iterations=2", "trainer.max_epochs=3", "logger=wandb"]
+    options = flat_options(compose("train", overrides))
+    for override in overrides[1:3]:
+        key, _, value = override.partition("=")
+        assert str(options[key]) == value
+    assert options["model"] == "EMCaps"
+    assert options["optimizer"] == "Adam"
+    assert options["trainer.plugins"] == ["AtomicCheckpointIO"]
+    assert [key for key in options if key.endswith("iterations")] == ["routing.iterations"]
+    assert not [key for key in options if "_target_" in key or key.startswith("logger")]
+    for value in options.values():
+        assert not isinstance(value, dict)
 
 
 def test_tags_without_routing() -> None:
@@ -104,7 +160,7 @@ def test_table_is_a_group_with_a_run_for_each_cell(cli: Cli, tmp_path: Path) -> 
     columns = {"a": {"overrides": []}, "b": {"overrides": ["data.shift=1"]}}
     file = write_table(tmp_path, columns=columns, seeds=[3])
     ended = cli("sweep", f"table={file}", "logger=wandb")
-    assert ended.out.splitlines()[-1] == "mine: 2 done"
+    assert ended.out.splitlines()[-2] == "mine: 2 done"
     directories = (tmp_path / "runs").glob("capsnet-*")
     shown = [read_offline(directory) for directory in directories]
     assert sorted(run["name"] for run in shown) == ["one", "one/b"]
@@ -160,4 +216,4 @@ def test_run_of_an_agent_has_the_id_that_it_gave(
     assert shown["run_id"] == "given"
     assert shown["state"] == "finished"
     assert shown["config"]["routing.iterations"] == 2
-    assert shown["config"]["config"]["routing"]["iterations"] == 2
+    assert not [key for key in shown["config"] if key == "config"]

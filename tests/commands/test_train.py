@@ -639,7 +639,7 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
 
     directory = tmp_path / "run"
     result = train(tiny("logger=tensorboard", "trainer.max_epochs=1"), directory)
-    events = EventAccumulator(str(directory / "tensorboard"))
+    events = EventAccumulator(str(directory / "tensorboard"), size_guidance={"histograms": 0})
     events.Reload()
     tags = events.Tags()
     scalars = {"train/loss", "val/error", "val/coupling_entropy", "test/error"}
@@ -655,6 +655,32 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
     (loss,) = events.Scalars("train/loss_step")
     assert loss.step == 2
     assert len(curves(directory)) == 4
+    assert "epoch" not in tags["scalars"]
+    assert "test/worst_images" in tags["images"]
+    couplings = events.Histograms("test/couplings/digits")
+    assert [histogram.step for histogram in couplings] == [1, 2, 3]
+    assert len(events.Histograms("test/activations/digits")) == 1
+    (command,) = events.Tensors("command/text_summary")
+    assert b"capsule-lab train model" in command.tensor_proto.string_val[0]
+    assert tags["tensors"] == ["command/text_summary", "provenance/text_summary"]
+    options, metrics = read_hparams(events)
+    assert options["routing.iterations"].number_value == 3
+    assert options["model"].string_value == "CapsNet"
+    assert not [key for key in options if "_target_" in key]
+    assert metrics == ["test/error", "val/error"]
+
+
+def read_hparams(events: Any) -> tuple[dict[str, Any], list[str]]:
+    """The options and the names of metrics that the dashboard HPARAMS shows."""
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    content = events.summary_metadata
+    start, experiment = (
+        HParamsPluginData.FromString(content[f"_hparams_/{name}"].plugin_data.content)
+        for name in ("session_start_info", "experiment")
+    )
+    metrics = [metric.name.tag for metric in experiment.experiment.metric_infos]
+    return dict(start.session_start_info.hparams), metrics
 
 
 def test_ctrl_c_saves_a_checkpoint_and_prints_the_command_to_continue(

@@ -71,6 +71,36 @@ def test_multirun_gives_a_job_for_each_combination_to_the_launcher(
 
 
 @pytest.mark.parametrize(
+    ("more", "group", "names"),
+    [
+        ([], "'seed=0,1 routing.squash=relu,half'", ["routing.squash=relu", "routing.squash=half"]),
+        (["name=wide"], "wide", ["routing.squash=relu", "routing.squash=half"]),
+        (["logger.wandb.group=mine"], None, ["routing.squash=relu", "routing.squash=half"]),
+    ],
+    ids=str,
+)
+def test_runs_of_a_multirun_have_a_group_and_a_job_type_for_all_seeds(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, more: list[str], group: str | None, names: list[str]
+) -> None:
+    seen: list[Job] = []
+    monkeypatch.setattr(LocalLauncher, "launch", lambda self, jobs: seen.extend(jobs) or {})
+    varied = ["seed=0,1", "routing.squash=relu,half"]
+    ended = cli("train", "-m", *varied, *SMOKE, "logger=wandb", *more)
+    assert (ended.status, ended.err) == (0, "")
+    groups = []
+    job_types = []
+    for job in seen:
+        for argument in job.arguments:
+            key, _, value = argument.partition("=")
+            if key == "logger.wandb.group" and argument not in more:
+                groups.append(value)
+            if key == "logger.wandb.job_type":
+                job_types.append(value.strip("'"))
+    assert groups == ([group] * 4 if group else [])
+    assert job_types == names * 2
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("hydra/sweeper=optuna", "hydra/sweeper=optuna does not exist; "),

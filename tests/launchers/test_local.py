@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import time
@@ -29,6 +30,22 @@ SHOW_ENVIRONMENT = "import json, os; print(json.dumps({**os.environ}))"
 
 def job(fingerprint: str, script: str, config: DictConfig = CPU, **environment: str) -> Job:
     return Job(f"the {fingerprint}", ("-c", script), config, fingerprint, environment)
+
+
+def test_line_of_a_run_has_its_outcome_and_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "capsule_lab")
+    monkeypatch.setattr(local, "visible_gpus", list)
+    jobs = [job("broken", "raise SystemExit(3)"), job("first", ""), job("last", "")]
+    jobs = [each._replace(outcome=lambda: "23.96 %") for each in jobs]
+    LocalLauncher(jobs=1, logs=str(tmp_path)).launch(jobs)
+    broken, first, last = [line for line in caplog.messages if ": log " not in line]
+    assert broken.startswith("[1/3] the broken: failed: ")
+    assert re.fullmatch(
+        r"\[2/3\] the first: 23\.96 % in 0\.\d min; 1 of 3 left, about 0 min", first
+    )
+    assert re.fullmatch(r"\[3/3\] the last: 23\.96 % in 0\.\d min", last)
 
 
 def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(

@@ -170,6 +170,13 @@ def test_finished_run_is_done(cells) -> None:
     assert cells[0].finished[0] == directory
 
 
+def test_outcome_is_that_of_a_job_that_ended_since_the_status_was_read(cells) -> None:
+    assert cells[0].status == "missing"
+    assert cells[0].job.outcome() == "ended without a result"
+    write_run(cells[0], error=23.957)
+    assert cells[0].job.outcome() == "23.96 %"
+
+
 def test_latest_of_several_attempts_counts(cells) -> None:
     second = write_run(cells[0], attempt="-2", error=2)
     first = write_run(cells[0], error=1)

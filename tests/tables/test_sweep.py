@@ -85,8 +85,11 @@ def test_table_is_swept_repeated_and_reported(cli: Cli, table_file, tmp_path: Pa
     assert (shown.status, shown.err) == (0, "")
     assert f"{result['test']['error']:.2f}" in shown.out
     assert "failing seed 0 failed: model: CapsNet has channels 0" in shown.out
-    ended = cli("sweep", f"table={table_file(rows=[GOOD, evaluated], seeds=[0])}")
-    assert (ended.status, ended.out.splitlines()) == (0, ["mine: 2 done", "mine: 2 done"])
+    file = table_file(rows=[GOOD, evaluated], seeds=[0])
+    ended = cli("sweep", f"table={file}")
+    done = "mine: 2 done"
+    next_command = f"next: capsule-lab report table={file}"
+    assert (ended.status, ended.out.splitlines()) == (0, [done, done, next_command])
     assert results(tmp_path) == before
 
 
@@ -199,7 +202,7 @@ def test_sweep_finishes_though_runs_fail_or_are_killed(swept: Swept) -> None:
     assert "trainer.devices is 3, but the sweep sees only 2 GPUs (0, 1)" in too_many[0]
     assert "was killed by SIGKILL" in evaluated[0]
     of_second = re.findall(r"^\[2/3\].*", swept.first.out, re.MULTILINE)
-    assert of_second[-1].startswith("[2/3] good seed 0: ended after 0.")
+    assert re.match(r"\[2/3\] good seed 0: \d+\.\d\d % in 0\.\d min", of_second[-1])
     locks = sorted(path.name for path in swept.folder.glob("capsule_lab-*/gpu-*"))
     assert locks == ["gpu-0-1-of-1.lock"], "the other runs use the CPU or were refused"
 
