@@ -184,7 +184,7 @@ def draw_image(axis: Axes, picture: Picture, title: str = "", **options: Any) ->
     pixels = picture.detach().float().cpu()
     if len(pixels) == 3:
         low, high = min(0.0, float(pixels.min())), max(1.0, float(pixels.max()))
-        axis.imshow(_as_rgb((pixels - low) / (high - low)), **options)
+        axis.imshow(as_rgb((pixels - low) / (high - low)), **options)
     else:
         axis.imshow(-pixels[0].numpy(), **{"cmap": "gray", **options})
     axis.set(xticks=[], yticks=[])

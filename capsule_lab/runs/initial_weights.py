@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from capsule_lab.config.composition import to_container
 from capsule_lab.errors import ConfigError, RunError, one_line, printable
-from capsule_lab.runs import checkpoints, directories, ready_weights
+from capsule_lab.runs import checkpoints, directories
 from capsule_lab.runs.files import sha256
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def load(config: DictConfig, network: nn.Module) -> InitialWeights:
 
 
 def _read(given: str, trust: str | None, network: nn.Module) -> Source:
-    file = directories.find_checkpoint(ready_weights.locate(given))
+    file = directories.find_checkpoint(directories.locate(given))
     checkpoints.check_pickles(file, trust)
     content = checkpoints.read_foreign(file)
     weights = checkpoints.weights_of(content, file)
