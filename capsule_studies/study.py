@@ -25,6 +25,7 @@ from capsule_lab.commands.figures import keep_figures
 from capsule_lab.config.check import check, check_trainer_of_evaluation
 from capsule_lab.config.composition import to_container
 from capsule_lab.config.declaration import Group, Options, Seed, Trusted, Weights
+from capsule_lab.config.identity import without_new_defaults
 from capsule_studies.names import name_of
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _facts(
 
 def _fingerprint(config: DictConfig) -> str:
     """Return eight digits that differ between studies of the same checkpoint."""
-    decisive = to_container(config)
+    decisive = dict(without_new_defaults(to_container(config)))
     for without_effect in ("ckpt", "logger", "trainer", "trust"):
         decisive.pop(without_effect, None)
     text = repr(sorted(decisive.items(), key=str))

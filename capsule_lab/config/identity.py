@@ -52,11 +52,17 @@ def config_hash(config: DictConfig | Mapping[str, Any]) -> str:
     content: Mapping[str, Any] = to_container(config) if isinstance(config, DictConfig) else config
     for key in _NOT_HASHED:
         content = _without(content, key.split("."))
+    content = without_new_defaults(content)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def without_new_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a copy without the keys that are newer than recorded runs, where their values have no effect."""
     for key, without_effect in _HASHED_WHEN_SET.items():
         path = key.split(".")
         if _value(content, path) == without_effect:
             content = _without(content, path)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    return content
 
 
 def _without(content: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:

@@ -42,7 +42,7 @@ def write_folder(run: runs.Run, out: Path) -> None:
         RunError: if ``out`` has other files, or is one.
     """
     _check_folder(out)
-    require("to=hub", "report", "scipy")
+    require("to=hub", "data", "scipy")
     out.mkdir(parents=True, exist_ok=True)
     record = record_of(run)
     weights = out / PUBLISHED_WEIGHTS

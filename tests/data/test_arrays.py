@@ -297,13 +297,15 @@ def test_splits_do_not_depend_on_the_seed() -> None:
 
 
 def test_groups_follow_their_images() -> None:
-    groups = np.array([f"patient {row // 4}" for row in range(NUMBER)])
-    data = module(save("a.npz", images=GREY, labels=CLASSES, groups=groups))
+    groups = np.array([f"patient {row // 2}" for row in range(NUMBER)])
+    data = module(save("a.npz", images=GREY, labels=CLASSES, groups=groups), validation_share="1/4")
     chosen = data.sets["val"]
     expected = groups[chosen.images.rows.numpy()]
     found = data.groups_of(chosen)
     assert found is not None
     assert found.tolist() == expected.tolist()
+    others = data.groups_of(data.sets["train"])
+    assert not {*found.tolist()} & {*others.tolist()}
     assert module(save("b.npz", images=GREY, labels=CLASSES)).groups_of(chosen) is None
 
 

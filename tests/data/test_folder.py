@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -466,29 +466,15 @@ def test_a_checkpoint_needs_a_folder_for_tests_not_for_predictions(
     assert 0 <= result["test"]["error"] <= 100
 
 
-@pytest.mark.whole
-@pytest.mark.usefixtures("runs_here")
-def test_the_commands_of_the_guide(cli: Cli) -> None:
-    guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
-    make_pictures(Path("pictures"), 24, largest=60)
-    lines = ["file,group"]
-    for file in sorted(Path("pictures").glob("*/*.*")):
-        lines.append(f"{file.relative_to('pictures')},patient {int(file.stem) // 2}")
-    Path("pictures/groups.csv").write_text("\n".join(lines))
-    (table,) = re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
-    Path("folds.yaml").write_text(shorter(table.replace("folds: 5\n", "folds: 2\n")))
-    commands = re.findall(r"^capsule-lab (.*)", guide, re.MULTILINE)
-    names = []
+def run_commands(cli: Cli, section: str, commands: Iterable[str]) -> list[str]:
+    """Run commands of the guide with a small network and two steps; return what they print."""
+    printed = []
     for command in commands:
-        name, *overrides = shorter(command).split()
+        name, *overrides = shlex.split(shorter(command))
         ended = cli(name, *overrides)
-        assert ended.status == 0, ended.err
-        names.append(name)
-        if name == "predict":
-            assert re.search("|".join(KINDS), ended.out)
-        if name == "report":
-            assert "folds of dynamic routing: 0: " in ended.out
-    assert names == ["train", "evaluate", "predict", "train", "train", "sweep", "report"]
+        assert ended.status == 0, f"{section}: {command}: {ended.err}"
+        printed.append(ended.out)
+    return printed
 
 
 def shorter(text: str) -> str:
@@ -496,29 +482,94 @@ def shorter(text: str) -> str:
     small = text.replace(
         "model=capsnet,", "model=capsnet, model.channels=4, model.primary.types=2,"
     )
+    small = small.replace("model=capsnet_slim", "model=capsnet_slim model.decoder=[8]")
+    small = small.replace("trainer.check_val_every_n_epoch=10", "")
     return small.replace("max_steps=300", "max_steps=2")
+
+
+def commands_of_guide() -> dict[str, list[str]]:
+    """The commands of each section."""
+    guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
+    commands = {}
+    for section in guide.split("\n## "):
+        title = section.partition("\n")[0]
+        commands[title] = re.findall(r"^capsule-lab (.*)", section, re.MULTILINE)
+    return commands
+
+
+@pytest.mark.whole
+@pytest.mark.usefixtures("runs_here")
+def test_commands_for_folders(cli: Cli) -> None:
+    make_pictures(Path("pictures"), PER_CLASS, largest=60)
+    for label in ("0", "1"):
+        for number in range(6):
+            add(Path("strips") / label / f"{number}.png", Image.effect_noise((733, 3), 50))
+    commands = commands_of_guide()
+    _, _, predicted = run_commands(cli, "first", commands["# Your own pictures"])
+    assert re.search("|".join(KINDS), predicted)
+    assert len(run_commands(cli, "strips", commands["Strips and signals"])) == 2
+
+
+@pytest.mark.whole
+@pytest.mark.usefixtures("runs_here")
+def test_commands_for_folds_and_groups(cli: Cli) -> None:
+    make_pictures(Path("pictures"), 24, largest=60)
+    lines = ["file,group"]
+    for file in sorted(Path("pictures").glob("*/*.*")):
+        lines.append(f"{file.relative_to('pictures')},patient {int(file.stem) // 2}")
+    Path("pictures/groups.csv").write_text("\n".join(lines))
+    guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
+    (table,) = re.findall(r"^```yaml\n(paper.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    Path("folds.yaml").write_text(shorter(table.replace("folds: 5\n", "folds: 2\n")))
+    *_, report = run_commands(cli, "folds", commands_of_guide()["Folds and groups"])
+    assert "folds of dynamic routing: 0: " in report
+
+
+@pytest.mark.whole
+@pytest.mark.usefixtures("runs_here")
+def test_commands_from_arrays_to_a_published_network(cli: Cli) -> None:
+    """Three unbalanced classes of colour images, in folds: train, compare, explore, predict, export."""
+    guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
+    (code,) = re.findall(r"test_arrays.py -->\n```py\n(.*?)```", guide, re.DOTALL)
+    exec(code, {})
+    commands = commands_of_guide()["Arrays"]
+    assert [command.split()[0] for command in commands] == [
+        "train", "train", "compare", "explorer", "predict", "export",
+    ]  # fmt: skip
+    trained, _, compared, explored, predicted, exported = run_commands(cli, "arrays", commands)
+    assert "classes     balanced error" in trained
+    assert "routing" in compared
+    assert "squares.html" in explored
+    assert predicted.count("squares.npz[") == 150
+    assert "model.safetensors" in exported
+    assert "30 test images" in Path("squares/README.md").read_text()
+
+
+def test_every_section_of_the_guide_with_commands_has_a_test() -> None:
+    tested = {
+        "# Your own pictures",
+        "Strips and signals",
+        "Arrays",
+        "Unbalanced classes",
+        "Folds and groups",
+    }
+    assert {name for name, commands in commands_of_guide().items() if commands} == tested
 
 
 @pytest.mark.whole  # three fits
 def test_commands_for_unbalanced_classes(cli: Cli) -> None:
     """The weights with the best balanced error are tested, and the summary shows results by class."""
-    guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
-    section = guide.split("## Unbalanced classes")[1].split("\n## ")[0]
-    commands = re.findall(r"^capsule-lab train .*", section, re.MULTILINE)
+    commands = commands_of_guide()["Unbalanced classes"]
     assert len(commands) == 3
     make_pictures(Path("pictures"), PER_CLASS, largest=60)
     few = sorted(Path("pictures", "disc").iterdir())[4:]
     for picture in few:
         picture.unlink()
-    for command in commands:
-        shorter = command.replace("max_steps=300", "max_steps=3 trainer.accelerator=cpu")
-        _, name, *overrides = shlex.split(shorter)
-        ended = cli(name, *overrides)
-        assert ended.status == 0, ended.err
-        assert "(always answering the most frequent class: " in ended.out
-        assert "classes     balanced error " in ended.out
-        assert "disc " in ended.out
-        assert "% of 1 images" in ended.out
+    for printed in run_commands(cli, "unbalanced", commands):
+        assert "(always answering the most frequent class: " in printed
+        assert "classes     balanced error " in printed
+        assert "disc " in printed
+        assert "% of 1 images" in printed
 
 
 # --- what is wrong

@@ -377,7 +377,7 @@ PARTS: dict[str, Any] = {
             ),
             (
                 {"stem": "small"},
-                "stem is 'small'; expected 'paper', 'padded', 'conv2', 'conv3' or 'resnet'",
+                "stem is 'small'; expected 'paper', 'padded', 'conv2', 'conv3', 'resnet', ",
             ),
             (
                 {"primary": partial(LINEAR, dim=8)},
