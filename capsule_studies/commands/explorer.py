@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
+from omegaconf import DictConfig
 from pydantic import Field
 from rich.console import Console
 
+from capsule_lab import runs
 from capsule_lab.commands.declare import command
-from capsule_lab.config.declaration import Options, Trusted, Weights
+from capsule_lab.commands.figures import open_loggers
+from capsule_lab.config.declaration import Group, Options, Trusted, Weights
+from capsule_lab.errors import ConfigError
 from capsule_lab.system.files import expanded
 from capsule_studies.explorer import show
 
@@ -28,9 +33,17 @@ class ExplorerOptions(Options):
     trust: Trusted = Field([])
     """Your own packages that the checkpoints may name, such as the one with your routing;
     safetensors refuses files that must be unpickled."""
+    logger: Group | None
 
 
-@command("explorer", ExplorerOptions, first="ckpt")
+def check_logger(config: DictConfig) -> None:
+    """Raise a ``ConfigError`` if a logger cannot show a web page."""
+    if config.logger and "wandb" not in config.logger:
+        names = ", ".join(map(str, config.logger))
+        raise ConfigError(f"logger has {names}, which show no web page; expected logger=wandb")
+
+
+@command("explorer", ExplorerOptions, check=check_logger, first="ckpt")
 def main(options: ExplorerOptions) -> None:
     """Write the page for ``ckpt`` and the networks ``beside`` it, and print its path and size."""
     from capsule_lab.config import build  # torch and Lightning
@@ -39,8 +52,31 @@ def main(options: ExplorerOptions) -> None:
     names = [options.beside] if isinstance(options.beside, str) else options.beside or []
     out = expanded(options.out)
     show(options.ckpt, *names, precision=options.precision, trust=options.trust or ()).save(out)
+    if options.logger:
+        _log_page(out, options)
     text = f"written to {out} ({out.stat().st_size / 1e6:.1f} MB); open it in a browser"
     Console(highlight=False).print(text, soft_wrap=True, markup=False)
+
+
+def _log_page(page: Path, options: ExplorerOptions) -> None:
+    """Show the page in the dashboard of the run of ``ckpt``, as an HTML panel."""
+    import wandb
+    from lightning.pytorch.loggers import WandbLogger
+
+    from capsule_lab import callbacks
+
+    run = runs.open(options.ckpt, trust=options.trust)
+    assert options.logger is not None
+    loggers = open_loggers(options.logger, run)
+    failed = True
+    try:
+        for logger in loggers:
+            if not isinstance(logger, WandbLogger):
+                continue
+            logger.experiment.log({"explorer": wandb.Html(str(page), inject=False)})
+        failed = False
+    finally:
+        callbacks.close_loggers(loggers, failed=failed)
 
 
 if __name__ == "__main__":
