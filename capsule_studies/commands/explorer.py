@@ -38,8 +38,9 @@ class ExplorerOptions(Options):
 
 def check_logger(config: DictConfig) -> None:
     """Raise a ``ConfigError`` if a logger cannot show a web page."""
-    if config.logger and "wandb" not in config.logger:
-        names = ", ".join(map(str, config.logger))
+    loggers = config.get("logger")
+    if loggers and "wandb" not in loggers:
+        names = ", ".join(map(str, loggers))
         raise ConfigError(f"logger has {names}, which show no web page; expected logger=wandb")
 
 
