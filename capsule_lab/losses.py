@@ -335,13 +335,14 @@ def _check_lengths(loss: str, scores: Tensor) -> None:
 
 
 def _check_one_label(labels: Tensor, loss: str) -> None:
-    if labels.is_floating_point():
+    if labels.is_floating_point() and shares_sum_to_one(labels):
         raise ValueError(
             f"{loss} takes one label per image, but these are shares of classes, as from data.mixup; use "
             "loss=margin, loss=cross_entropy or data.mixup=null"
         )
     if labels.ndim > 1:
+        number = "any number" if labels.is_floating_point() else labels.shape[1]
         raise ValueError(
-            f"{loss} takes one label per image, but these have {labels.shape[1]}; use loss=margin for capsules, "
+            f"{loss} takes one label per image, but these have {number}; use loss=margin for capsules, "
             "loss=sigmoid_cross_entropy for logits"
         )
