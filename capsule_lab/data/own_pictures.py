@@ -45,7 +45,8 @@ class AbstractOwnPictures(AbstractDataModule):
 
     Test and validation pictures that are not given apart are drawn from the others in proportion to the classes, with
     several labels at random, and do not depend on the seed. Networks overfit on a few hundred pictures without
-    augmentation; shifts are therefore on by default. A subclass calls ``use_size`` as soon as it knows the size of the images.
+    augmentation; shifts are therefore on by default. A subclass calls ``use_size`` as soon as it knows the size of the
+    images.
 
     Args:
         test_share: share of all pictures to test on, if none are given apart.
