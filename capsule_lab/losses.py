@@ -341,8 +341,10 @@ def _check_one_label(labels: Tensor, loss: str) -> None:
             "loss=margin, loss=cross_entropy or data.mixup=null"
         )
     if labels.ndim > 1:
-        number = "any number" if labels.is_floating_point() else labels.shape[1]
+        several = f"have {labels.shape[1]}"
+        if labels.is_floating_point():
+            several = "are shares of classes that do not sum to 1, as of several labels"
         raise ValueError(
-            f"{loss} takes one label per image, but these have {number}; use loss=margin for capsules, "
+            f"{loss} takes one label per image, but these {several}; use loss=margin for capsules, "
             "loss=sigmoid_cross_entropy for logits"
         )

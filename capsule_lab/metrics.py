@@ -229,8 +229,8 @@ class BalancedAnswerError(MultilabelRecall):
     ) -> None:
         super().update((scores > HAS_LABEL).to(torch.int64), labels.to(torch.int64))
 
-    def compute(self) -> dict[str, Tensor]:
-        """Return ``balanced_error``; nothing if no class counts."""
+    def compute(self) -> Any:
+        """Return ``{"balanced_error": …}``; an empty dictionary if no class counts."""
         right_without, wrong_without = cast(Tensor, self.tn), cast(Tensor, self.fp)
         without = right_without + wrong_without
         self.recalls = 100 * super().compute()
