@@ -228,7 +228,7 @@ def test_a_missing_file_and_a_class_that_the_network_does_not_know_are_refused(m
     assert of_one.spec.labels_per_image == 1
 
 
-FAST = ["data.batch_size=8", "trainer.max_epochs=8"]
+FAST = ["data.batch_size=8", "trainer.max_epochs=8", "trainer.check_val_every_n_epoch=8"]
 NETWORKS = {
     "lengths": [*CAPSNET, "schedule.learning_rate.initial=0.005"],
     "logits": ["model=cnn_small", "loss=sigmoid_cross_entropy"],
@@ -236,7 +236,7 @@ NETWORKS = {
 
 
 @pytest.mark.usefixtures("pictures")
-@pytest.mark.parametrize("scores", NETWORKS)
+@pytest.mark.parametrize("scores", ["lengths", pytest.param("logits", marks=pytest.mark.whole)])
 def test_a_network_learns_them_and_predict_names_them(cli: Cli, scores: str) -> None:
     config = compose("train", [*NETWORKS[scores], *OPTIONS, *FAST])
     result = train(config, Path("run"))
