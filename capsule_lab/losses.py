@@ -335,13 +335,16 @@ def _check_lengths(loss: str, scores: Tensor) -> None:
 
 
 def _check_one_label(labels: Tensor, loss: str) -> None:
-    if labels.is_floating_point():
+    if labels.is_floating_point() and shares_sum_to_one(labels):
         raise ValueError(
             f"{loss} takes one label per image, but these are shares of classes, as from data.mixup; use "
             "loss=margin, loss=cross_entropy or data.mixup=null"
         )
     if labels.ndim > 1:
+        several = f"have {labels.shape[1]}"
+        if labels.is_floating_point():
+            several = "are shares of classes that do not sum to 1, as of several labels"
         raise ValueError(
-            f"{loss} takes one label per image, but these have {labels.shape[1]}; use loss=margin for capsules, "
+            f"{loss} takes one label per image, but these {several}; use loss=margin for capsules, "
             "loss=sigmoid_cross_entropy for logits"
         )

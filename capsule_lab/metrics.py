@@ -14,6 +14,7 @@ from torchmetrics.classification import (
     MulticlassRecall,
     MultilabelExactMatch,
     MultilabelF1Score,
+    MultilabelRecall,
 )
 from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.utilities import dim_zero_cat
@@ -21,6 +22,9 @@ from torchmetrics.utilities import dim_zero_cat
 from capsule_lab.functional import check_label_count, predicted_labels
 from capsule_lab.shapes import check_range, checks_shapes
 
+HAS_LABEL = (
+    0.5  # ours: halfway between m- and m+ of the margin loss, and the middle of a probability
+)
 PRESENT = 0.9  # a tutorial's code for MultiMNIST: classes with a higher score count as present
 # Apple's GPUs have no float64
 WIDEST = torch.float32 if torch.backends.mps.is_available() else torch.float64
@@ -85,7 +89,8 @@ class AUROC(Metric):
     """Area under the ROC curve of each class against all others, averaged over the classes, in [0, 1].
 
     Images of a class are ranked by its score, so that only the order of the scores counts. Chance is 0.5. Classes
-    without images do not count.
+    without images, or that all images have, do not count. Labels are classes, or a row for each image of whether it has
+    each class.
     """
 
     full_state_update = False
@@ -100,21 +105,27 @@ class AUROC(Metric):
 
     @checks_shapes
     def update(
-        self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]
+        self,
+        scores: Float[Tensor, "batch classes"],
+        labels: Int64[Tensor, " batch"] | Bool[Tensor, "batch classes"],
     ) -> None:
-        _check_classes(self, labels, scores)
+        if labels.ndim == 1:
+            _check_classes(self, labels, scores)
         self.scores.append(scores)
         self.labels.append(labels)
 
     def compute(self) -> dict[str, Tensor]:
         """Return ``auroc``; nothing if all images have one class, which is told apart from no other."""
         scores, labels = dim_zero_cat(self.scores), dim_zero_cat(self.labels)
+        has_label = labels
+        if labels.ndim == 1:
+            has_label = labels[:, None] == torch.arange(scores.shape[1], device=labels.device)
+        images = has_label.sum(0)
         areas = []
-        present = labels.unique()
-        for label in present if len(present) > 1 else ():
+        for label in ((images > 0) & (images < len(labels))).nonzero()[:, 0]:
             ranks = scores[:, label].unique(return_inverse=True)[1]
             # torchmetrics would pass scores outside of [0, 1] through a logistic function, which rounds to 1
-            areas.append(binary_auroc(ranks / len(ranks), labels == label, validate_args=False))
+            areas.append(binary_auroc(ranks / len(ranks), has_label[:, label], validate_args=False))
         return {"auroc": torch.stack(areas).mean()} if areas else {}
 
 
@@ -169,6 +180,71 @@ class ExactMatchError(LabelError):
 
     def _wrong(self, missed: Bool[Tensor, "batch label"]) -> Tensor:
         return missed.any(1)
+
+
+class AnswerError(LabelError):
+    """Percentage of wrong answers, one for each image and class, whether the image has this class (Hamming loss).
+
+    For images with any number of labels: the answer is yes if the score, in [0, 1], is above ``HAS_LABEL``.
+    """
+
+    @checks_shapes
+    def update(
+        self, scores: Float[Tensor, "batch classes"], labels: Bool[Tensor, "batch classes"]
+    ) -> None:
+        wrong = self._wrong((scores > HAS_LABEL) != labels)
+        self.wrong += wrong.sum()
+        self.total += wrong.numel()
+
+
+class AnySetError(AnswerError):
+    """Percentage of images whose labels, any number of them, are not exactly the classes of ``AnswerError``."""
+
+    def _wrong(self, missed: Bool[Tensor, "batch label"]) -> Tensor:
+        return missed.any(1)
+
+
+class BalancedAnswerError(MultilabelRecall):
+    """Error of ``AnswerError`` in percent, averaged over images with and without a class, then over the classes.
+
+    A constant answer has 50. Classes without images, or that all images have, do not count.
+
+    Attributes:
+        recalls: of the last ``compute``: percentage of the images with each class that it is found in, ``(class,)``.
+        images: of the last ``compute``: number of images with each class, ``(class,)``.
+    """
+
+    higher_is_better = False
+
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(num_classes, average="none", validate_args=False, **kwargs)
+        self.recalls = torch.zeros(num_classes)
+        self.images = torch.zeros(num_classes, dtype=torch.int64)
+
+    @checks_shapes
+    def update(
+        self,
+        scores: Float[Tensor, "batch {self.num_labels}"],
+        labels: Bool[Tensor, "batch {self.num_labels}"],
+    ) -> None:
+        super().update((scores > HAS_LABEL).to(torch.int64), labels.to(torch.int64))
+
+    def compute(self) -> Any:
+        """Return ``{"balanced_error": …}``; an empty dictionary if no class counts."""
+        right_without, wrong_without = cast(Tensor, self.tn), cast(Tensor, self.fp)
+        without = right_without + wrong_without
+        self.recalls = 100 * super().compute()
+        self.images = cast(Tensor, self.tp) + cast(Tensor, self.fn)
+        counts = (self.images > 0) & (without > 0)
+        right = (self.recalls + 100 * right_without / without)[counts] / 2
+        return {"balanced_error": 100 - right.mean()} if len(right) else {}
+
+
+def constant_labels(labels: Bool[Tensor, "image class"]) -> tuple[Bool[Tensor, " class"], float]:
+    """Return the most frequent set of labels, and the error in percent of always answering it."""
+    rows, counts = labels.unique(dim=0, return_counts=True)
+    most_frequent = int(counts.argmax())
+    return rows[most_frequent], constant_error(counts, most_frequent)
 
 
 class PresentError(MultilabelExactMatch):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 ImageBatch = Float[Tensor, "batch channel height width"]
@@ -131,7 +131,8 @@ class Batch(NamedTuple):
         images: ``(batch, channel, height, width)``; uint8 as stored until the DataModule has moved the
             batch to its device and transformed it, then float32, in [0, 1] or standardised.
         labels: class of each image, ``(batch,)``; ``(batch, label)`` if ``DataSpec.labels_per_image`` is more
-            than 1; for mixtures of images, the share of each class, ``(batch, class)``.
+            than 1; whether the image has each class, ``(batch, class)`` of bool, if it is 0; for mixtures of images,
+            the share of each class, ``(batch, class)``.
         key: one number per sample and epoch, ``(batch,)``. It seeds every random draw for that sample, so
             augmentation depends neither on the batch size nor on the number of processes.
         factors: how each image was taken, ``(batch, factor)``, in the order of ``DataSpec.factors``; ``None``
@@ -151,7 +152,12 @@ class Batch(NamedTuple):
         | Float[Tensor, "batch crop channel height width"]
         | UInt8[Tensor, "batch channel height width"]
     )
-    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch class"]
+    labels: (
+        Int64[Tensor, " batch"]
+        | Int64[Tensor, "batch label"]
+        | Bool[Tensor, "batch class"]
+        | Float[Tensor, "batch class"]
+    )
     key: Int64[Tensor, " batch"]
     factors: Int64[Tensor, "batch factor"] | Float[Tensor, "batch factor"] | None = None
     parts: Float[Tensor, "batch label channel height width"] | None = None
@@ -159,7 +165,9 @@ class Batch(NamedTuple):
     change: Change | None = None
 
     @property
-    def classes(self) -> Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]:
+    def classes(
+        self,
+    ) -> Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Bool[Tensor, "batch class"]:
         """The labels or, for mixtures, the class with the largest share, so that errors can be counted."""
         return self.labels.argmax(1) if self.labels.is_floating_point() else self.labels
 
@@ -173,7 +181,8 @@ class DataSpec:
         num_classes: number of classes.
         classes: names of the classes, if they have names.
         factors: names of the columns of ``Batch.factors``.
-        labels_per_image: how many classes every image shows, all different unless the data set states otherwise.
+        labels_per_image: how many classes every image shows, all different unless the data set states otherwise; 0 if
+            images have any number of labels, also none.
         change: for pairs, the shape of ``Batch.change`` without the batch, ``(2,)`` or ``(3, 3)``; empty otherwise.
     """
 
@@ -187,7 +196,14 @@ class DataSpec:
     def __post_init__(self) -> None:
         """Check exact types, because a record may come from a file: ``True`` is an ``int`` for Python, too."""
         sizes = (*self.image_shape, self.num_classes, self.labels_per_image, *self.change)
-        if len(self.image_shape) != 3 or not all(type(size) is int and size > 0 for size in sizes):
+        are_int = all(type(size) is int for size in sizes)
+        positive = (*self.image_shape, self.num_classes, *self.change)
+        if (
+            len(self.image_shape) != 3
+            or not are_int
+            or min(positive) < 1
+            or self.labels_per_image < 0
+        ):
             raise ValueError(
                 f"image_shape, num_classes, labels_per_image and change are {sizes}; expected positive int"
             )

@@ -3,7 +3,13 @@ import warnings
 
 import pytest
 import torch
-from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    hamming_loss,
+    recall_score,
+    roc_auc_score,
+    zero_one_loss,
+)
 
 from capsule_lab import metrics
 
@@ -147,3 +153,59 @@ def test_auroc_counts_equal_scores_half_and_is_undefined_for_one_class() -> None
 def test_constant_error_is_that_of_the_other_classes() -> None:
     assert metrics.constant_error(torch.tensor([95, 5]), 0) == 5
     assert metrics.constant_error(torch.tensor([95, 5]), 1) == 95
+
+
+def rows_of_labels() -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores and labels of 50 images and 5 classes; no image has class 3, and all have class 4."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.rand(50, 5, generator=generator) < 0.3
+    labels[:, 3] = False
+    labels[:, 4] = True
+    noise = torch.rand(50, 5, generator=generator)
+    return 0.3 * labels + 0.7 * noise, labels
+
+
+def measured_in_two_batches(metric: metrics.Metric) -> object:
+    scores, labels = rows_of_labels()
+    metric.update(scores[:20], labels[:20])
+    metric.update(scores[20:], labels[20:])
+    return metric.compute()
+
+
+def test_errors_of_any_number_of_labels_are_those_of_scikit_learn() -> None:
+    scores, labels = rows_of_labels()
+    assert not labels[:, :4].any(1).all()  # some images have no other label
+    found = scores > 0.5
+    of_sets = zero_one_loss(labels, found)
+    of_answers = hamming_loss(labels, found)
+    assert 0 < of_answers < of_sets < 1
+    assert measured_in_two_batches(metrics.AnySetError()) == pytest.approx(100 * of_sets)
+    assert measured_in_two_batches(metrics.AnswerError()) == pytest.approx(100 * of_answers)
+    ranked = roc_auc_score(labels[:, :3], scores[:, :3])
+    assert measured_in_two_batches(metrics.AUROC()) == {"auroc": pytest.approx(ranked)}
+
+
+def test_balanced_error_of_any_number_of_labels_is_that_of_scikit_learn() -> None:
+    scores, labels = rows_of_labels()
+    found = scores > 0.5
+    right = [balanced_accuracy_score(labels[:, label], found[:, label]) for label in range(3)]
+    metric = metrics.BalancedAnswerError(num_classes=5)
+    expected = 100 * (1 - sum(right) / 3)
+    assert measured_in_two_batches(metric) == {"balanced_error": pytest.approx(expected)}
+    recalls = 100 * recall_score(labels[:, :3], found[:, :3], average=None)
+    assert metric.recalls[:3].tolist() == pytest.approx(recalls)
+    assert metric.images.tolist() == labels.sum(0).tolist()
+
+
+def test_labels_that_do_not_differ_between_images_are_not_measured() -> None:
+    labels = torch.tensor([[True, False], [True, False]])
+    for metric in (metrics.AUROC(), metrics.BalancedAnswerError(num_classes=2)):
+        metric.update(torch.rand(2, 2), labels)
+        assert metric.compute() == {}
+
+
+def test_the_constant_answer_is_the_most_frequent_set_of_labels() -> None:
+    labels = torch.tensor([[1, 0], [1, 1], [0, 0], [1, 1], [0, 1]]).bool()
+    answer, error = metrics.constant_labels(labels)
+    assert answer.tolist() == [True, True]
+    assert error == 60

@@ -9,6 +9,7 @@ from typing import Any, cast
 import lightning as L
 import numpy as np
 import numpy.typing as npt
+import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.axes import Axes
@@ -58,7 +59,10 @@ class Reconstructions(Callback):
             figure = first_reconstructions(network, output, batch, self.images, names)
             show_figure(trainer, "val/reconstructions", figure)
         ranking = getattr(outputs["output"], "ranking", None)
-        if ranking is not None and (batch.labels.ndim > 1 or not reconstructs(network)):
+        has_any_number = batch.labels.dtype == torch.bool
+        if ranking is None or has_any_number:
+            return
+        if batch.labels.ndim > 1 or not reconstructs(network):
             figure = prediction_figure(ranking, batch.images, batch.labels, names=names)
             show_figure(trainer, "val/predictions", figure)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from capsule_lab.callbacks.constant_answer import best_constant_loss, loss_of_constant
 from capsule_lab.lit import AbstractModule
 from capsule_lab.lit.classification import AbstractClassifierModule
-from capsule_lab.metrics import constant_error
+from capsule_lab.metrics import constant_error, constant_labels
 from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
@@ -101,15 +101,19 @@ class NotLearning(Callback):
         # the first term is that of the classes; the sum may fall because only the decoder learns
         terms = [name for name in outputs if name != "loss"] or ["loss"]
         loss = outputs[terms[0]].detach()
-        labels = batch.classes.flatten()
+        labels = batch.classes
         if self.losses is None or self.labels is None:
             self.losses = loss.new_empty(1024)
-            self.labels = labels.new_zeros(cast(Any, trainer).datamodule.spec.num_classes)
+            classes = cast(Any, trainer).datamodule.spec.num_classes
+            self.labels = torch.zeros(classes, dtype=torch.int64, device=labels.device)
             self.first_step = max(trainer.global_step - 1, 0)
         if self.steps == len(self.losses):
             self.losses = torch.cat([self.losses, torch.empty_like(self.losses)])
         self.losses[self.steps] = loss
-        self.labels.index_add_(0, labels, torch.ones_like(labels))
+        if labels.dtype == torch.bool:
+            self.labels += labels.sum(0)
+        else:
+            self.labels.index_add_(0, labels.flatten(), torch.ones_like(labels.flatten()))
         self.steps += 1
         self.batch_size = len(batch.classes)
         self.images += self.batch_size
@@ -170,6 +174,8 @@ class NotLearning(Callback):
         assert self.labels is not None
         data = cast(Any, trainer).datamodule
         labels_per_image = data.spec.labels_per_image
+        if labels_per_image == 0:
+            return constant_labels(data.sets["train"].labels)[1]
         if labels_per_image > 1 and getattr(data, "same_class", "never") != "only":
             return 100 * (1 - 1 / math.comb(len(self.labels), labels_per_image))
         return constant_error(self.labels, int(self.labels.argmax()))

@@ -50,7 +50,8 @@ class WorstImages(Callback):
     """Logs the ``images`` with the smallest margins, the most confident mistakes first; see ``runs.predictions``.
 
     W&B receives the table ``test/worst_images``, TensorBoard a picture of the first 16. The images are those of the
-    first test set and, in a run with several processes, of the first process. Without such a logger it does nothing.
+    first test set and, in a run with several processes, of the first process. Without such a logger, or if images have
+    any number of labels, it does nothing.
     """
 
     def __init__(self, images: int = 32) -> None:
@@ -74,7 +75,8 @@ class WorstImages(Callback):
     ) -> None:
         output = outputs["output"]
         ranking = getattr(output, "ranking", None)
-        if dataloader_idx or ranking is None or not dashboards(trainer):
+        has_any_number = batch.labels.dtype == torch.bool
+        if dataloader_idx or ranking is None or has_any_number or not dashboards(trainer):
             return
         size = len(batch.labels)
         labels = batch.classes.reshape(size, -1)

@@ -134,7 +134,8 @@ def open_loggers(loggers: DictConfig, run: runs.Run) -> list[Any]:
 def draw(run: runs.Run, options: FiguresOptions) -> Iterator[tuple[str, Figure]]:
     """Yield name and figure: curves of the logged metrics, then predictions for held-out images.
 
-    For a network with a decoder, reconstructions; without a decoder or with several labels, a sheet of predictions.
+    For a network with a decoder, reconstructions; without a decoder or with several labels, a sheet of predictions. For
+    images with any number of labels, only the curves.
     Raise a ``DataError`` if the training data is missing, and a ``RunError`` if a class of ``sheet_classes`` has no
     held-out image.
     """
@@ -145,14 +146,15 @@ def draw(run: runs.Run, options: FiguresOptions) -> Iterator[tuple[str, Figure]]
     without_effect = []
     if not reconstructs(run.network):
         without_effect += ["images", "sheet_classes"]
-    if isinstance(run.network, AbstractPairNetwork):
+    draws_images = not isinstance(run.network, AbstractPairNetwork) and run.spec.labels_per_image
+    if not draws_images:
         without_effect.append("held_out")
     check_effect(options, f"for {type(run.network).__name__}", without_effect)
     title = f"{run.directory.name}: {{}}{runs.results.short_name(run.provenance)}"
     for name, figure in figures(run.directory / "metrics.csv"):
         add_heading(figure, title.format(""))
         yield name, figure
-    if not isinstance(run.network, AbstractPairNetwork):
+    if draws_images:
         split, batch, output = predictions(run, options.held_out)
         images = {"val": "validation images of ", "train": "training images of "}[split]
         heading = f"{title.format(images)}, weights of {run.checkpoint.name}, at step {run.step}"

@@ -114,11 +114,16 @@ def _print_table(predictions: dict[str, Prediction], top: int) -> None:
     table = Table("picture", "class", "score", box=None, pad_edge=False)
     if top > 1:
         table.add_column("then")
+    has_labels = any(prediction.labels is not None for prediction in predictions.values())
+    if has_labels:
+        table.add_column("labels")
     for path, prediction in predictions.items():
         cells = [path, prediction.name, f"{prediction.score:.3f}"]
         if top > 1:
             others = _highest(prediction, top)[1:]
             cells.append(", ".join(f"{name} {score:.3f}" for name, score in others))
+        if has_labels:
+            cells.append(", ".join(prediction.labels or ("none",)))
         table.add_row(*(escape(printable(cell)) for cell in cells))
     Console(highlight=False).print(table)
 
@@ -138,21 +143,29 @@ def _print_json(predictions: dict[str, Prediction], top: int) -> None:
             "scores": dict(_highest(prediction, top)),
             "pose": None if prediction.pose is None else prediction.pose.tolist(),
         }
+        if prediction.labels is not None:
+            row["labels"] = [*prediction.labels]
         rows.append(row)
     sys.stdout.write(runs.files.json_text(rows, "the output", indent=2) + "\n")
 
 
 def _print_csv(predictions: dict[str, Prediction], top: int) -> None:
+    from capsule_lab.data.label_file import SEPARATOR  # torch
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     classes = max((len(prediction.scores) for prediction in predictions.values()), default=top)
     headings = ["picture"]
     for place in range(1, min(top, classes) + 1):
         headings += [f"name_{place}", f"score_{place}"]
+    if any(prediction.labels is not None for prediction in predictions.values()):
+        headings.append("labels")
     writer.writerow(headings)
     for path, prediction in predictions.items():
         row: list[str | float] = [path]
         for name, score in _highest(prediction, top):
             row += [name, score]
+        if prediction.labels is not None:
+            row.append(SEPARATOR.join(prediction.labels))
         writer.writerow(row)
 
 
@@ -172,9 +185,13 @@ def _draw(seen: dict[str, Tensor], predictions: dict[str, Prediction], path: Pat
     below = []
     for name in shown:
         prediction = predictions[name]
-        text = plain_label(f"{Path(name).name}: {prediction.name}")
+        answer = prediction.name
+        if prediction.labels is not None:
+            answer = ", ".join(prediction.labels) or "none"
+        text = plain_label(f"{Path(name).name}: {answer}")
         folder = Path(name).parent.name
-        is_wrong = folder in prediction.scores and folder != prediction.name
+        is_class = prediction.labels is None and folder in prediction.scores
+        is_wrong = is_class and folder != prediction.name
         below.append((text, "red" if is_wrong else "black"))
     is_colour = images.shape[1] == 3
     # grey is drawn inverted

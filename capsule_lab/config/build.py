@@ -89,6 +89,8 @@ def _try_losses(module: Any, spec: Any) -> None:
         return
     scores = torch.zeros(1, spec.num_classes)
     labels = torch.arange(spec.labels_per_image)
+    if spec.labels_per_image == 0:
+        labels = torch.ones_like(scores)
     if spec.labels_per_image > 1:
         labels = labels[None]
     module.loss(scores, labels)

@@ -39,6 +39,7 @@ _HASHED_WHEN_SET: dict[str, Any] = {
     "data.fold": None,
     "data.folds": None,
     "data.groups": None,
+    "data.labels": None,
     "data.sampling": None,
     "module.class_weights": None,
     "train.freeze": None,

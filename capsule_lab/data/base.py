@@ -258,7 +258,7 @@ class AbstractDataModule(L.LightningDataModule):
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
         """Return the indices of the training and of the validation images; by default from ``split_validation``."""
         validation = cast(Validation, self.validation)
-        return split_validation(images.labels.numpy(), validation, self.validation_share, self.seed)
+        return split_validation(images.strata(), validation, self.validation_share, self.seed)
 
     def split_test(self, images: Images) -> tuple[Images, ...]:
         """Split the test images into one set per name in ``test_parts``, or a single set if there are no parts."""
@@ -307,7 +307,10 @@ class AbstractDataModule(L.LightningDataModule):
 
     def class_counts(self) -> Tensor:
         """Return the number of training images of each class, ``(class,)``; after ``setup("fit")``."""
-        return torch.bincount(self.sets["train"].labels.cpu(), minlength=self.spec.num_classes)
+        labels = self.sets["train"].labels.cpu()
+        if labels.ndim > 1:
+            return labels.sum(0)
+        return torch.bincount(labels, minlength=self.spec.num_classes)
 
     # --- what training uses
 
@@ -363,11 +366,13 @@ class AbstractDataModule(L.LightningDataModule):
         check_batch(batch, self.spec, what)
 
     def _setup_training(self) -> None:
-        if self.mixup is not None and self.spec.labels_per_image > 1:
+        labels_per_image = self.spec.labels_per_image
+        if self.mixup is not None and labels_per_image != 1:
             raise ValueError(
-                f"data.mixup is {self.mixup}, and every image has {self.spec.labels_per_image} labels; expected null"
+                f"data.mixup is {self.mixup}, and every image has {labels_per_image or 'any number of'} labels; "
+                "expected null"
             )
-        if self.sampling and (self.spec.labels_per_image > 1 or self.spec.change):
+        if self.sampling and (labels_per_image != 1 or self.spec.change):
             raise ValueError(
                 f"data.sampling is {self.sampling}, but {type(self).__name__} has pairs or several labels, not one "
                 "class for each image; expected null"
@@ -378,7 +383,7 @@ class AbstractDataModule(L.LightningDataModule):
         warn_of_unusual(images, self.spec.num_classes, what)
         train, val = self.split_training(images)
         if self.train_images is not None:
-            train = take_stratified(train, images.labels.numpy(), self.train_images, self.seed)
+            train = take_stratified(train, images.strata(), self.train_images, self.seed)
         val = self._limit(val, images)
         self.provenance["split"] = {
             "validation": self.validation,
@@ -406,7 +411,7 @@ class AbstractDataModule(L.LightningDataModule):
     def _limit(self, indices: Indices, images: Images) -> Indices:
         if self.eval_images is None or len(indices) <= self.eval_images:
             return indices
-        return take_stratified(indices, images.labels.numpy(), self.eval_images, self.seed)
+        return take_stratified(indices, images.strata(), self.eval_images, self.seed)
 
     def train_dataloader(self) -> ResumableLoader:
         loader = self._loader("train", self.batch_size, training=True)

@@ -1,4 +1,4 @@
-"""A data set of your own: a folder of pictures with a subfolder for each class."""
+"""A data set of your own: a folder of pictures with a subfolder for each class, or with a file of their labels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ImageColor
 
+from capsule_lab.data.folder_listing import ListedPicture
 from capsule_lab.data.folder_packing import PackedFolder, Size, height_and_width
 from capsule_lab.data.folds import Groups
 from capsule_lab.data.formats import pictures
 from capsule_lab.data.group_file import GroupFile, read_groups
+from capsule_lab.data.label_file import LabelFile, read_labels
 from capsule_lab.data.loader import Images, Rows
 from capsule_lab.data.own_pictures import AbstractOwnPictures
 from capsule_lab.errors import check_choice, check_number, size_option
@@ -34,7 +36,8 @@ class PictureFolder(AbstractOwnPictures):
     """Pictures in a folder for each class, like torchvision's ``ImageFolder``; pixels in [0, 1].
 
     The layout is ``<path>/<class>/**.png``, or ``<path>/train/<class>/**.png`` with ``val`` and ``test`` beside
-    ``train``; pictures in ``val`` and ``test`` replace those that are drawn. The constructor reads no files; ``spec``
+    ``train``; pictures in ``val`` and ``test`` replace those that are drawn. With ``labels``, names of folders are not
+    classes, and pictures have any number of labels. The constructor reads no files; ``spec``
     lists the folder.
 
     Args:
@@ -44,6 +47,7 @@ class PictureFolder(AbstractOwnPictures):
         fit: see ``formats.pictures.fitted``.
         background: name or ``#rrggbb`` of the colour that replaces transparency.
         bad: ``"fail"`` or ``"skip"`` pictures that cannot be read.
+        labels: CSV with the labels of each picture, see ``label_file.read_labels``; a relative path is in ``path``.
         groups: CSV with the group of each picture, see ``group_file.read_groups``; a relative path is in ``path``.
         workers: number of threads that read pictures, or ``"auto"``.
         options: see ``AbstractOwnPictures`` and ``AbstractDataModule``.
@@ -63,6 +67,7 @@ class PictureFolder(AbstractOwnPictures):
         fit: pictures.Fit = "crop",
         background: str = "white",
         bad: Literal["fail", "skip"] = "fail",
+        labels: str | None = None,
         groups: str | None = None,
         workers: Literal["auto"] | int = "auto",
         **options: Any,
@@ -82,6 +87,7 @@ class PictureFolder(AbstractOwnPictures):
             ) from error
         self.fit = fit
         self.background = background
+        self.labels = labels
         self.groups = groups
         self.use_size(height, width, 1 if channels == 1 else 3)
         self.real_source = PackedFolder(
@@ -94,14 +100,17 @@ class PictureFolder(AbstractOwnPictures):
             background=background,
         )
         self.real_source.channels = None if channels == "auto" else channels
+        self.real_source.by_class = labels is None
         self._spec: DataSpec | None = None
 
     @property
     def spec(self) -> DataSpec:
         if self._spec is None:
             classes = self.real_source.listing.classes
-            channels = self.real_source.find_channels()
-            self._spec = DataSpec((channels, *self.image_size), len(classes), classes)
+            if self.labels is not None:
+                classes = self._label_file.classes
+            self._use_classes(classes, self.real_source.find_channels())
+        assert self._spec is not None
         return self._spec
 
     def use_spec(self, spec: DataSpec) -> None:
@@ -109,8 +118,12 @@ class PictureFolder(AbstractOwnPictures):
             source = self.real_source
             source.known = spec.classes
             source.channels = source.channels or spec.image_shape[0]
-            image_shape = (source.channels, *self.image_size)
-            self._spec = DataSpec(image_shape, spec.num_classes, spec.classes)
+            self._use_classes(spec.classes, source.channels)
+
+    def _use_classes(self, classes: tuple[str, ...], channels: int) -> None:
+        image_shape = (channels, *self.image_size)
+        labels_per_image = 1 if self.labels is None else 0
+        self._spec = DataSpec(image_shape, len(classes), classes, labels_per_image=labels_per_image)
 
     @property
     def input_form(self) -> dict[str, Any]:
@@ -120,28 +133,44 @@ class PictureFolder(AbstractOwnPictures):
         return "test" in self.real_source.listing.parts
 
     def is_validation(self, images: Images) -> npt.NDArray[np.bool_]:
+        return np.array([picture.part == "val" for picture in self._pictures_of(images)])
+
+    def _pictures_of(self, images: Images) -> list[ListedPicture]:
         stored = self.real_source.kept
-        rows = cast(Rows, images.images).rows.tolist()
-        return np.array([stored[row].part == "val" for row in rows])
+        return [stored[row] for row in cast(Rows, images.images).rows.tolist()]
+
+    def load(self, *, train: bool) -> Images:
+        images = super().load(train=train)
+        if self.labels is None:
+            return images
+        files = [picture.file for picture in self._pictures_of(images)]
+        return images._replace(labels=self._label_file.rows(files))
+
+    @cached_property
+    def _label_file(self) -> LabelFile:
+        source = self.real_source
+        path = source.root / expanded(self.labels or "")
+        return read_labels(path, self._listed_files(), source.known)
 
     @cached_property
     def _group_file(self) -> GroupFile:
-        source = self.real_source
-        return read_groups(
-            source.root / expanded(self.groups or ""),
-            [picture.file for picture in source.listing.files],
-        )
+        path = self.real_source.root / expanded(self.groups or "")
+        return read_groups(path, self._listed_files())
+
+    def _listed_files(self) -> list[str]:
+        return [picture.file for picture in self.real_source.listing.files]
 
     def groups_of(self, images: Images) -> Groups | None:
         if self.groups is None:
             return None
-        stored = self.real_source.kept
-        rows = cast(Rows, images.images).rows.tolist()
         group_of = self._group_file.group_of
-        return np.array([group_of[stored[row].file] for row in rows], dtype=str)
+        pictures_of_groups = self._pictures_of(images)
+        return np.array([group_of[picture.file] for picture in pictures_of_groups], dtype=str)
 
     def describe(self) -> dict[str, Any]:
         found = super().describe()
+        if self.labels is not None:
+            found["labels_sha256"] = self._label_file.sha256
         if self.groups is not None:
             found["groups_sha256"] = self._group_file.sha256
         return found

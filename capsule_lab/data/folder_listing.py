@@ -69,6 +69,18 @@ def list_folder(path: Path, known: tuple[str, ...] = ()) -> Listing:
     return Listing(classes, files)
 
 
+def list_pictures(path: Path) -> Listing:
+    """List the pictures in ``<path>/**``, or in ``<path>/train/**`` and the same for val and test, as of one class.
+
+    Raise a ``DataError`` if the folder cannot be read, or if a part has no pictures.
+    """
+    files: list[ListedPicture] = []
+    for part, folder in _folders_of_parts(path).items():
+        relative = [os.path.relpath(file, path) for file in _pictures_of_class(folder)]
+        files += [ListedPicture(file, 0, part) for file in relative]
+    return Listing(("",), files)
+
+
 def _folders_of_parts(path: Path) -> dict[str, Path]:
     """Return the folder of each part, which contains those of the classes; without parts, ``path`` under ``""``."""
     names = _folder_names(path)

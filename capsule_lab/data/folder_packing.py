@@ -21,7 +21,7 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from capsule_lab.data.download import filling
-from capsule_lab.data.folder_listing import ListedPicture, Listing, list_folder
+from capsule_lab.data.folder_listing import ListedPicture, Listing, list_folder, list_pictures
 from capsule_lab.data.formats import pictures
 from capsule_lab.data.loader import Images, PixelFile, Rows
 from capsule_lab.data.sources import AbstractSource
@@ -74,6 +74,7 @@ class PackedFolder(AbstractSource):
     to a new pack. ``pixels.u8`` has the pixels ``(n, channel, height, width)``, and ``index.json`` their names, and the
     widths and heights of some pictures.
     ``path`` is ``None`` in a configuration that does not name it; ``reading`` is ``size``, ``fit`` and ``background``.
+    With ``by_class=False``, the names of folders are not classes: all labels are 0.
     Pictures that cannot be read are an error with ``bad="fail"``, and left out with ``"skip"``. Links to pictures and
     to folders of classes are followed, because data is often linked; what is no regular file cannot be read.
     """
@@ -88,6 +89,7 @@ class PackedFolder(AbstractSource):
         self.reading = reading
         self.channels: int | None = None
         self.known: tuple[str, ...] = ()
+        self.by_class = True
         self.index: dict[str, Any] = {}
         self.folder = directory
 
@@ -106,7 +108,7 @@ class PackedFolder(AbstractSource):
 
     @cached_property
     def listing(self) -> Listing:
-        return list_folder(self.root, self.known)
+        return list_folder(self.root, self.known) if self.by_class else list_pictures(self.root)
 
     @property
     def kept(self) -> list[ListedPicture]:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -125,12 +126,12 @@ class Images(NamedTuple):
 
     Attributes:
         images: ``(n, channel, height, width)`` uint8; ``Rows`` for images that stay in a file.
-        labels: ``(n,)`` classes.
+        labels: ``(n,)`` classes; for images with any number of labels, whether each has each class, ``(n, class)``.
         factors: ``(n, factor)``, how each image was taken; ``None`` if unknown.
     """
 
     images: UInt8[Tensor, "n channel height width"]
-    labels: Int64[Tensor, " n"]
+    labels: Int64[Tensor, " n"] | Bool[Tensor, "n class"]
     factors: Int64[Tensor, "n factor"] | Float[Tensor, "n factor"] | None = None
 
     def subset(self, indices: Any) -> Images:
@@ -138,6 +139,15 @@ class Images(NamedTuple):
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         factors = None if self.factors is None else self.factors[chosen]
         return Images(self.images[chosen], self.labels[chosen], factors)
+
+    def strata(self) -> npt.NDArray[np.int64]:
+        """Return the class of each image, in proportion to which images are drawn, ``(n,)``.
+
+        With any number of labels it is always 0: there are too many sets of labels to draw from each.
+        """
+        if self.labels.ndim == 1:
+            return self.labels.numpy()
+        return np.zeros(len(self.labels), dtype=np.int64)
 
     def pixels(self) -> UInt8[Tensor, "n channel height width"]:
         """Return the images as a tensor; those of ``Rows`` are read from their file."""
@@ -154,15 +164,22 @@ class Images(NamedTuple):
 
 
 def check_images(images: Images, classes: int, what: str) -> None:
-    """Raise a ``DataError`` about ``what`` unless it has uint8 images, and for each image a label below ``classes``."""
+    """Raise a ``DataError`` about ``what`` unless it has uint8 images, and for each image a label below ``classes``, or
+    a row of bool for the classes.
+    """
     pixels, labels, factors = images
+    shape = pixels.shape[:1]
+    dtype = torch.int64
+    if labels.dtype == torch.bool:
+        shape = torch.Size((*shape, classes))
+        dtype = torch.bool
     if pixels.dtype != torch.uint8 or pixels.ndim != 4:
         found = f"images of {pixels.dtype} and shape {tuple(pixels.shape)}"
         expected = "torch.uint8 of shape (n, channel, height, width)"
-    elif labels.dtype != torch.int64 or labels.shape != pixels.shape[:1]:
+    elif labels.dtype != dtype or labels.shape != shape:
         found = f"labels of {labels.dtype} and shape {tuple(labels.shape)} for {len(pixels)} images"
         expected = "one of torch.int64 for each"
-    elif factors is not None and factors.shape[:1] != labels.shape:
+    elif factors is not None and factors.shape[:1] != labels.shape[:1]:
         found = f"factors of shape {tuple(factors.shape)} for {len(pixels)} images"
         expected = "a row for each"
     elif not len(labels):
@@ -184,7 +201,9 @@ def check_batch(batch: Batch, spec: DataSpec, what: str) -> None:
     images, labels = batch.images, batch.labels
     axes_before = 2 if images.ndim == 5 else 1  # 5: several crops of each image
     shape = tuple(images.shape[axes_before:])
-    label_shape = (spec.labels_per_image,) if spec.labels_per_image > 1 else ()
+    label_shape: tuple[int, ...] = ()
+    if spec.labels_per_image != 1:
+        label_shape = (spec.labels_per_image or spec.num_classes,)
     if shape != tuple(spec.image_shape):
         found = f"images of shape {shape}"
         expected = f"{tuple(spec.image_shape)}, as its spec states"
@@ -212,7 +231,8 @@ def check_batch(batch: Batch, spec: DataSpec, what: str) -> None:
 
 def warn_of_unusual(images: Images, classes: int, what: str) -> None:
     """Warn about classes without images, and about images that are mostly blank, judged by a sample."""
-    present = set(images.labels.unique().tolist())
+    labels = images.labels
+    present = {*(labels if labels.ndim == 1 else labels.nonzero()[:, 1]).tolist()}
     absent = [label for label in range(classes) if label not in present]
     if absent:
         log.warning(

@@ -43,9 +43,10 @@ _MIRROR = 2  # stream of its random draws, after those of the shift
 class AbstractOwnPictures(AbstractDataModule):
     """Base class of pictures of your own; pixels in [0, 1].
 
-    Test and validation pictures that are not given apart are drawn from the others in proportion to the classes, and do
-    not depend on the seed. Networks overfit on a few hundred pictures without augmentation; shifts are therefore on by
-    default. A subclass calls ``use_size`` as soon as it knows the size of the images.
+    Test and validation pictures that are not given apart are drawn from the others in proportion to the classes, with
+    several labels at random, and do not depend on the seed. Networks overfit on a few hundred pictures without
+    augmentation; shifts are therefore on by default. A subclass calls ``use_size`` as soon as it knows the size of the
+    images.
 
     Args:
         test_share: share of all pictures to test on, if none are given apart.
@@ -128,9 +129,8 @@ class AbstractOwnPictures(AbstractDataModule):
         if self.folds is None or self.fold is None:
             rest, test = self._hold_out(images, self.test_share, "data.test_share")
         else:
-            labels = images.labels.numpy()
             groups = self.groups_of(images)
-            rest, test = split_fold(labels, groups, self.folds, self.fold, _SPLIT_SEED)
+            rest, test = split_fold(images.strata(), groups, self.folds, self.fold, _SPLIT_SEED)
         return images.subset(rest if train else test)
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
@@ -148,7 +148,7 @@ class AbstractOwnPictures(AbstractDataModule):
         self, images: Images, share: Fraction, option: str, validation: Validation = "stratified"
     ) -> tuple[Indices, Indices]:
         """Return the indices of the other images and of a share of them, without a group on both sides."""
-        labels = images.labels.numpy()
+        labels = images.strata()
         groups = self.groups_of(images)
         if groups is None or validation == "none":
             return split_validation(labels, validation, share, _SPLIT_SEED, option=option)
@@ -173,12 +173,13 @@ class AbstractOwnPictures(AbstractDataModule):
             )
 
     def _describe_sides(self) -> None:
-        """Record folds and groups in the provenance; warn of classes that one side lacks.
+        """Record folds and groups in the provenance; warn of classes that one side lacks, also with several labels.
 
         Raise a ``DataError`` if a group is on two sides, because they are given apart.
         """
         train = self.sets["train"]
-        if self.folds is None and self.groups_of(train) is None:
+        is_in_proportion = self.spec.labels_per_image == 1
+        if self.folds is None and self.groups_of(train) is None and is_in_proportion:
             return
         sides = {"train": train, "val": self.sets["val"], "test": self.load(train=False)}
         found: dict[str, Any] = {"folds": self.folds, "fold": self.fold}
@@ -191,7 +192,9 @@ class AbstractOwnPictures(AbstractDataModule):
             self._warn_of_missing_classes(side, images)
 
     def _warn_of_missing_classes(self, side: str, images: Images) -> None:
-        missing = np.setdiff1d(np.arange(self.spec.num_classes), images.labels.numpy())
+        labels = images.labels.numpy()
+        present = labels if labels.ndim == 1 else labels.nonzero()[1]
+        missing = np.setdiff1d(np.arange(self.spec.num_classes), present)
         if len(missing) and len(images.labels):
             names = [
                 self.spec.classes[label] if self.spec.classes else f"class {label}"

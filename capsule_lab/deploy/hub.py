@@ -25,10 +25,10 @@ _CONFIGURATION = "config.json"
 _CARD = "README.md"
 FILES = (PUBLISHED_WEIGHTS, _CONFIGURATION, _CARD)
 
-_LIMITS = [
-    "It classifies every image as one of its classes, also an image that shows none of them.",
-    "Scores are not calibrated probabilities.",
-]
+_ONE_CLASS = (
+    "It classifies every image as one of its classes, also an image that shows none of them."
+)
+_SCORES = "Scores are not calibrated probabilities."
 
 
 def write_folder(run: runs.Run, out: Path) -> None:
@@ -129,7 +129,9 @@ def _use(record: dict[str, Any]) -> str:
 def _limits(run: runs.Run) -> Iterator[str]:
     if run.provenance.get("source") == "standin":
         yield "It was trained on stand-in data: its error cannot be compared with published results."
-    yield from _LIMITS
+    if run.spec.labels_per_image == 1:
+        yield _ONE_CLASS
+    yield _SCORES
 
 
 def _as_list(lines: Iterator[str]) -> str:

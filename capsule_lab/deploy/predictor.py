@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ class Prediction(NamedTuple):
         scores: scores by name of the class, the most probable first.
         pose: pose of the capsule of this class, ``(dim,)``; ``None`` for a network without capsules.
         reconstruction: the decoder's reconstruction from it, ``(channel, height, width)``; ``None`` without a decoder.
+        labels: names of the classes with a score above ``metrics.HAS_LABEL``, of a logit after the logistic function,
+            the most probable first; ``None`` for a network of one label per picture.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Prediction(NamedTuple):
     scores: dict[str, float]
     pose: Tensor | None
     reconstruction: Tensor | None
+    labels: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         _, *others = [f"{name} {score:.3g}" for name, score in self.scores.items()]
@@ -145,6 +149,7 @@ class Predictor:
     def _predict(self, images: Tensor) -> list[Prediction]:
         import torch
 
+        from capsule_lab.metrics import HAS_LABEL
         from capsule_lab.networks.base import reconstructs
 
         with torch.no_grad():
@@ -156,13 +161,21 @@ class Predictor:
         self._check_finite("scores", output.scores)
         if poses is not None:
             self._check_finite("poses", poses)
+        threshold = HAS_LABEL
+        if self.network.scores_are == "logits":
+            threshold = math.log(HAS_LABEL / (1 - HAS_LABEL))
         predictions = []
         for number, labels in enumerate(order.tolist()):
             scores = {self.classes[label]: float(output.scores[number, label]) for label in labels}
             name = self.classes[labels[0]]
             pose = None if poses is None else poses[number, labels[0]]
             reconstruction = None if drawn is None else drawn[number]
-            predictions.append(Prediction(name, scores[name], scores, pose, reconstruction))
+            present = None
+            if self.spec.labels_per_image == 0:
+                present = tuple(name for name, score in scores.items() if score > threshold)
+            predictions.append(
+                Prediction(name, scores[name], scores, pose, reconstruction, present)
+            )
         return predictions
 
     def _check_finite(self, name: str, values: Tensor) -> None:

@@ -40,7 +40,13 @@ class CapsNetModule(AbstractClassifierModule):
     ) -> None:
         super().__init__(network, **options)
         check_choice("decode_at_test", decode_at_test, ("prediction", "label"))
-        several = options.get("labels_per_image", 1) > 1
+        labels_per_image = options.get("labels_per_image", 1)
+        if labels_per_image == 0 and network.decoder is not None:
+            raise ValueError(
+                "the decoder reconstructs an image from one class, but images have any number of labels; expected "
+                "model.decoder=null"
+            )
+        several = labels_per_image > 1
         if several and network.decoder is not None and not network.masked_decoder:
             raise ValueError(
                 "masked_decoder is false, but images have several digits, which only a masked decoder can separate; "

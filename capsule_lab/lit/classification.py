@@ -10,14 +10,14 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from capsule_lab.errors import ConfigError
 from capsule_lab.functional import combine_crops
 from capsule_lab.lit.base import AbstractModule
 from capsule_lab.lit.metrics import SplitMetrics
-from capsule_lab.metrics import constant_error
+from capsule_lab.metrics import HAS_LABEL, BalancedAnswerError, constant_error, constant_labels
 from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
 from capsule_lab.types import Batch, CapsuleOutput
 
@@ -40,7 +40,9 @@ class AbstractClassifierModule(AbstractModule):
     test, ``balanced_error`` and ``auroc``, which ranks images by the softmax of their scores. If images have several
     labels, ``error`` counts an image as right if all its labels are, ``<split>/label_error`` counts single labels, and,
     in validation and test, ``present_error`` and ``present_f1`` count the classes that score above 0.9 as present,
-    instead of the other two.
+    instead of the other two. If images have any number of labels, an image has the classes that score above 0.5:
+    ``error`` counts an image as right if these are all its labels and no others, ``<split>/label_error`` counts the
+    answers for single classes, and ``balanced_error`` and ``auroc`` are averages over the classes.
 
     A batch may contain several crops per image, ``(batch, crop, channel, height, width)``: the loss is then the mean
     over the crops, and ``combine_crops`` gives the prediction.
@@ -49,7 +51,7 @@ class AbstractClassifierModule(AbstractModule):
         loss: the classification loss, ``(scores, labels) -> scalar``; receives logits if it ``expects`` them. A
             schedule with the name of one of its arguments, such as ``margin``, sets this argument during ``fit``
             (training and validation) in place of the configured value.
-        num_classes, labels_per_image: number of classes, and of labels per image.
+        num_classes, labels_per_image: number of classes, and of labels per image; 0 for any number.
         class_weights: weights of the classes in the classification loss of training steps, of which only the ratios
             count, or ``"balanced"``, see ``weights_of_classes``; ``None`` for none. Those of validation and test are
             not weighted, so that runs can be compared. A mixture of images has the mean of the weights in its shares.
@@ -88,7 +90,10 @@ class AbstractClassifierModule(AbstractModule):
         loss = self.scheduled_loss(schedule)
         if self.training and self.weight_of_class is not None:
             loss = functools.partial(loss, weights=self._weights_of(batch.labels))
-        return {name: loss(self._scores_for_loss(output), batch.labels)}
+        labels = batch.labels
+        if labels.dtype == torch.bool:  # losses take rows of 0 and 1 as shares
+            labels = labels.float()
+        return {name: loss(self._scores_for_loss(output), labels)}
 
     def _weights_of(self, labels: Tensor) -> Tensor:
         assert self.weight_of_class is not None
@@ -134,15 +139,21 @@ class AbstractClassifierModule(AbstractModule):
         return output.logits
 
     def measure(self, split: str, batch: Batch, output: CapsuleOutput) -> None:
+        if batch.classes.dtype == torch.bool:
+            scores = self._in_unit_range(output.scores)
+            self.metrics.update_errors(split, scores, batch.classes)
+            self.metrics.update_ranks(split, output.ranking, batch.classes)
+            return
         self.metrics.update_errors(split, output.ranking, batch.classes)
         # relative to the other classes: one image may have higher scores than another for all of them
         relative = output.ranking.log_softmax(1)
         self.metrics.update_ranks(split, relative, batch.classes)
         if self.metrics.counts_present(split):
-            scores = output.scores
-            if self.network.scores_are == "logits":
-                scores = scores.sigmoid()
+            scores = self._in_unit_range(output.scores)
             self.metrics.update_present(split, scores, batch.classes)
+
+    def _in_unit_range(self, scores: Tensor) -> Tensor:
+        return scores.sigmoid() if self.network.scores_are == "logits" else scores
 
     def add_split(self, split: str) -> None:
         self.metrics.add_error(split, self.device)
@@ -154,6 +165,8 @@ class AbstractClassifierModule(AbstractModule):
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         outputs = super().test_step(batch, batch_idx, dataloader_idx)
         ranking = outputs["output"].ranking
+        if batch.classes.dtype == torch.bool:
+            ranking = self._in_unit_range(outputs["output"].scores)
         self._tested.append(BatchOfTest(batch.classes, batch.factors, ranking, dataloader_idx))
         return outputs
 
@@ -166,13 +179,20 @@ class AbstractClassifierModule(AbstractModule):
             return {}
         labels = torch.cat([tested.labels for tested in self._tested])
         ranking = torch.cat([tested.ranking for tested in self._tested]).float()
-        several = labels if labels.ndim > 1 else labels.unsqueeze(1)  # [image label]
-        predictions = ranking.topk(several.shape[1]).indices
-        found = {
-            "label": several.sort(1).values.reshape(labels.shape),
-            "prediction": predictions.sort(1).values.reshape(labels.shape),
-            "margin": margins(ranking, several),
-        }
+        if labels.dtype == torch.bool:
+            found = {
+                "label": labels,
+                "prediction": ranking > HAS_LABEL,
+                "margin": margins_of_answers(ranking, labels),
+            }
+        else:
+            several = labels if labels.ndim > 1 else labels.unsqueeze(1)  # [image label]
+            predictions = ranking.topk(several.shape[1]).indices
+            found = {
+                "label": several.sort(1).values.reshape(labels.shape),
+                "prediction": predictions.sort(1).values.reshape(labels.shape),
+                "margin": margins(ranking, several),
+            }
         data = cast(Any, self.trainer).datamodule  # an attribute that test sets
         spec = data.spec
         clusters = getattr(data, "test_clusters", None)  # of our data sets
@@ -191,7 +211,8 @@ class AbstractClassifierModule(AbstractModule):
     def class_results(self, split: str, train_counts: Sequence[int] | None) -> dict[str, Any]:
         """Return the attributes of ``runs.results.ClassResults`` for the last validation or test.
 
-        The result is empty if images have several labels. ``train_counts``: number of training images of each class.
+        The result is empty if images have a fixed number of several labels. ``train_counts``: number of training images
+        of each class.
         """
         name = f"{split}/balanced_error"
         if name not in self.metrics:
@@ -204,10 +225,24 @@ class AbstractClassifierModule(AbstractModule):
             "images": dict(zip(names, counts, strict=True)),
             "recall": {name: recall for name, recall, count in recalls if count},
         }
-        if train_counts:
+        if isinstance(metric, BalancedAnswerError):
+            found |= self._constant_labels(names) if split == "test" else {}
+        elif train_counts:
             most_frequent = max(range(len(train_counts)), key=train_counts.__getitem__)
             found["constant_error"] = constant_error(metric.images, most_frequent)
         return found
+
+    def _constant_labels(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the best answer that is the same for every tested image, and its error; nothing as in
+        ``test_predictions``.
+        """
+        if not self._tested or self.trainer.world_size > 1:
+            return {}
+        labels, error = constant_labels(torch.cat([tested.labels for tested in self._tested]))
+        return {
+            "constant_labels": [names[label] for label in labels.nonzero()[:, 0].tolist()],
+            "constant_error": error,
+        }
 
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
         if batch.images.ndim < 5:
@@ -288,9 +323,10 @@ def _check_class_weights(weights: Sequence[float] | Literal["balanced"], num_cla
 
 def _check_takes_weights(loss: Loss, labels_per_image: int) -> None:
     """Check that the loss takes a weight for each image, and that an image has one class."""
-    if labels_per_image > 1:
+    if labels_per_image != 1:
+        several = labels_per_image or "any number"
         raise ValueError(
-            f"class_weights needs one class for each image, but these have {labels_per_image}; expected null"
+            f"class_weights needs one class for each image, but these have {several}; expected null"
         )
     if "weights" not in inspect.signature(_function(loss)).parameters:
         raise ValueError(
@@ -308,6 +344,14 @@ def margins(
     lowest_label = ranking.masked_fill(~is_label, torch.inf).amin(1)
     highest_other = ranking.masked_fill(is_label, -torch.inf).amax(1)
     return lowest_label - highest_other
+
+
+def margins_of_answers(
+    scores: Float[Tensor, "image class"], labels: Bool[Tensor, "image class"]
+) -> Float[Tensor, " image"]:
+    """Return how far the score of the worst class is on the right side of ``HAS_LABEL``; negative if it is wrong."""
+    above = scores.float() - HAS_LABEL
+    return torch.where(labels, above, -above).amin(1)
 
 
 def _as_array(values: Tensor) -> npt.NDArray[Any]:

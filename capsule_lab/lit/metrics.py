@@ -13,6 +13,9 @@ from torchmetrics import MeanMetric, Metric
 from capsule_lab.lit import lightning_internals
 from capsule_lab.metrics import (
     AUROC,
+    AnswerError,
+    AnySetError,
+    BalancedAnswerError,
     BalancedError,
     ErrorRate,
     ExactMatchError,
@@ -29,8 +32,9 @@ class SplitMetrics(nn.ModuleDict):
 
     ``train``, ``val`` and ``test`` have ``error``, in percent, and ``val`` and ``test`` also ``balanced_error`` and
     ``auroc``. If images have several labels, all have ``label_error``, and ``val`` and ``test`` have ``present_error``
-    and ``present_f1`` instead of those. With 0 classes (a network that does not classify) there is none of these. The
-    first batch adds the means of the loss terms.
+    and ``present_f1`` instead of those. With any number of labels (0 per image), all have ``error`` and ``label_error``
+    of classes that score above 0.5, and ``val`` and ``test`` ``balanced_error`` and ``auroc`` of these. With 0 classes
+    (a network that does not classify) there is none of these. The first batch adds the means of the loss terms.
     """
 
     def __init__(self, num_classes: int = 0, labels_per_image: int = 1) -> None:
@@ -41,20 +45,25 @@ class SplitMetrics(nn.ModuleDict):
             return
         for split in SPLITS:
             self.add_error(split)
-        if labels_per_image > 1:
+        if labels_per_image != 1:
             for split in SPLITS:
-                self[f"{split}/label_error"] = LabelError()
+                self[f"{split}/label_error"] = LabelError() if labels_per_image else AnswerError()
+        if labels_per_image > 1:
             for split in ("val", "test"):
                 self[f"{split}/present_error"] = PresentError(num_classes)
                 self[f"{split}/present_f1"] = PresentF1(num_classes)
             return
         for split in ("val", "test"):
-            self[f"{split}/balanced_error"] = BalancedError(num_classes)
+            balanced = BalancedError if labels_per_image else BalancedAnswerError
+            self[f"{split}/balanced_error"] = balanced(num_classes)
             self[f"{split}/auroc"] = AUROC()
 
     def add_error(self, split: str, device: torch.device | None = None) -> None:
         """Add an empty ``<split>/error`` for another split, such as a part of the test set."""
-        error = ErrorRate(self.num_classes) if self.labels_per_image == 1 else ExactMatchError()
+        if self.labels_per_image == 1:
+            error: Metric = ErrorRate(self.num_classes)
+        else:
+            error = ExactMatchError() if self.labels_per_image else AnySetError()
         self[f"{split}/error"] = error if device is None else error.to(device)
 
     def update_errors(self, split: str, scores: Tensor, labels: Tensor) -> None:
@@ -74,7 +83,7 @@ class SplitMetrics(nn.ModuleDict):
             self._metric(name).update(scores.detach(), labels)
 
     def update_ranks(self, split: str, scores: Tensor, labels: Tensor) -> None:
-        """Collect scores that rank the images of one batch by class, outside of training and for single labels."""
+        """Collect scores that rank the images of one batch by class, where ``auroc`` is measured."""
         name = f"{split}/auroc"
         if name in self:
             self._metric(name).update(scores.detach(), labels)

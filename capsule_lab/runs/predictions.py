@@ -28,10 +28,12 @@ class Predictions:
     """What a network predicted for each test image.
 
     Attributes:
-        label: classes of the image, ``(image,)``, or ``(image, label)`` in ascending order.
+        label: classes of the image, ``(image,)``, or ``(image, label)`` in ascending order; for any number of labels,
+            1 for each class that it has, else 0, ``(image, class)``.
         prediction: predicted classes, in the same shape.
         margin: lowest score of the image's classes minus the highest score of the others, in the unit of the
-            network's logits or, without logits, scores; negative if a class is wrong.
+            network's logits or, without logits, scores; negative if a class is wrong. For any number of labels, the
+            smallest distance of a score from ``metrics.HAS_LABEL``, negative on the wrong side.
         cluster: number of the object that the image shows, such as the toy of smallNORB; ``None`` if each image
             shows another.
         part: index of the image's part of the test set in ``DataModule.test_parts``; ``None`` without parts.

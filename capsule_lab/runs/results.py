@@ -78,15 +78,18 @@ class ClassResults(BaseModel, strict=True, allow_inf_nan=False):
     """Results of a test or validation by name of class.
 
     Attributes:
-        images: number of images.
+        images: number of images; with any number of labels, those that have the class.
         recall: percentage of the images that are right, for classes with images.
         constant_error: error in percent of always answering the most frequent class of the training set; ``None`` for
-            weights whose checkpoint does not have the frequencies.
+            weights whose checkpoint does not have the frequencies. With any number of labels, of the most frequent set
+            of labels of the test.
+        constant_labels: this set of labels; ``None`` if images have one label.
     """
 
     images: dict[str, Count] = {}
     recall: dict[str, Number] = {}
     constant_error: Number | None = None
+    constant_labels: list[str] | None = None
 
 
 class Evaluation(BaseModel, strict=True, allow_inf_nan=False):
@@ -314,9 +317,16 @@ def describe_metrics(split: str, metrics: Mapping[str, float]) -> tuple[str, str
 
 
 def describe_constant(result: Mapping[str, Any]) -> str:
-    """Describe the error of always answering the most frequent class, if the record of a test has it."""
-    error = result.get("classes", {}).get("constant_error")
-    return "" if error is None else f" (always answering the most frequent class: {error:.2f} %)"
+    """Describe the error of always answering the most frequent class, or labels, if the record of a test has it."""
+    classes = result.get("classes", {})
+    error = classes.get("constant_error")
+    if error is None:
+        return ""
+    labels = classes.get("constant_labels")
+    answer = "the most frequent class"
+    if labels is not None:
+        answer = printable(", ".join(labels)) or "no label"
+    return f" (always answering {answer}: {error:.2f} %)"
 
 
 def describe_classes(result: Mapping[str, Any], split: str) -> str:

@@ -59,9 +59,9 @@ class AnalyseResult(runs.results.Evaluation):
 
 def _what_to_ask(run: FinishedRun) -> list[str]:
     """Return the arguments of the first question to a trained network."""
-    if not run.has_weights or run.chosen["data"] == "multimnist":  # which has two labels
-        return []
     metrics = run.result["test"] or run.result["val"]
+    if not run.has_weights or "label_error" in metrics:  # of several labels for each image
+        return []
     question = "couplings" if run.routes else "transforms"
     if metrics and "error" not in metrics:  # of image pairs
         question = "poses"

@@ -49,8 +49,9 @@ def check_pictures(run: runs.Run) -> None:
             "pictures, not pairs of pictures"
         )
     if run.spec.labels_per_image != 1:
+        number = run.spec.labels_per_image or "any number of"
         raise RunError(
-            f"{run.checkpoint} has {run.spec.labels_per_image} labels for an image; expected one, such as data=mnist"
+            f"{run.checkpoint} has {number} labels for an image; expected one, such as data=mnist"
         )
 
 

@@ -11,11 +11,12 @@ import torch
 from torchvision.transforms import v2
 
 from capsule_lab.callbacks import NotLearning
+from capsule_lab.callbacks.constant_answer import best_constant_loss
 from capsule_lab.commands import compose
 from capsule_lab.commands.train import train
 from capsule_lab.data import AbstractDataModule, AbstractSource, Images
 from capsule_lab.lit.classification import weights_of_classes
-from capsule_lab.losses import spread_loss
+from capsule_lab.losses import margin_loss, spread_loss
 from capsule_lab.schedules import Constant
 from capsule_lab.types import Batch, DataSpec
 from tests.helpers import modules
@@ -28,14 +29,18 @@ ALL_TOO_FAST = ["schedule=constant", "schedule.learning_rate.value=0.3"]
 
 
 def trainer_of(
-    first: bool = True, several: int = 1, classes: int = 10, sampling: str | None = None
+    first: bool = True,
+    several: int = 1,
+    classes: int = 10,
+    sampling: str | None = None,
+    sets: Any = None,
 ) -> Any:
     spec = DataSpec((1, 4, 4), classes, labels_per_image=several)
     return SimpleNamespace(
         is_global_zero=first,
         global_step=0,
         callback_metrics={},
-        datamodule=SimpleNamespace(spec=spec, sampling=sampling),
+        datamodule=SimpleNamespace(spec=spec, sampling=sampling, sets=sets),
     )
 
 
@@ -179,6 +184,21 @@ def test_constant_answer_of_weighted_classes_is_that_of_weighted_frequencies(
         caplog, **losses, labels=labels, of_trainer=of_trainer, module=capsnet, train=50.0
     )
     assert "its answers are saturated" in message
+
+
+def test_constant_answer_of_any_number_of_labels_is_the_most_frequent_set(
+    capsnet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = torch.tensor([[0, 0], [0, 0], [0, 1], [1, 1], [0, 0]]).bool().repeat(20, 1)
+    best = best_constant_loss(margin_loss, torch.tensor([0.2, 0.4]))
+    train = SimpleNamespace(labels=labels)
+    of_trainer = {"classes": 2, "several": 0, "sets": {"train": train}}
+    losses = {"start": 1.01 * best, "end": best, "noise": 1e-4, "epochs": 3}
+    given = {"labels": labels, "of_trainer": of_trainer, "module": capsnet, **losses}
+    (message,) = warnings(caplog, **given, train=40.0)
+    assert "the error is 40.0 % (always predicting the most frequent class: 40.0 %)" in message
+    assert f"is that of a network that ignores its input, {best:.4g}" in message
+    assert warnings(caplog, **given, train=38.0) == []
 
 
 def test_error_of_validation_does_not_count_after_balanced_sampling(

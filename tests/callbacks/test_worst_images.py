@@ -72,6 +72,16 @@ def test_smallest_margins_of_all_batches_come_first(crops: int) -> None:
     assert "reconstruction" not in worst
 
 
+def test_any_number_of_labels_is_left_out() -> None:
+    logger = Recorded()
+    outputs, batch = batch_of(CONFIDENT, [[True, False, True]] * 3)
+    callback = WorstImages()
+    callback.on_test_start(trainer_of(logger), CNN)
+    callback.on_test_batch_end(trainer_of(logger), CNN, outputs, batch, 0)
+    callback.on_test_epoch_end(trainer_of(logger), CNN)
+    assert not logger.tables
+
+
 def test_several_labels_have_several_predictions() -> None:
     (row,) = rows_of(WorstImages(1), batch_of([[0.9, 0.2, 0.5]], [[0, 1]]))
     assert (row["label"], row["prediction"]) == ("0, 1", "0, 2")
