@@ -552,6 +552,7 @@ def test_every_section_of_the_guide_with_commands_has_a_test() -> None:
         "Arrays",
         "Unbalanced classes",
         "Folds and groups",
+        "Several labels a picture",  # in test_label_file.py
     }
     assert {name for name, commands in commands_of_guide().items() if commands} == tested
 
