@@ -22,8 +22,26 @@ import numpy.typing as npt
 _HEADER = 128  # bytes before the first element
 _ORDERS = {b"IM": "<", b"MI": ">"}  # the last two bytes of the header, by order of bytes
 _MATRIX, _COMPRESSED = 14, 15  # types of elements
-_NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}  # fmt: skip
-_TEXTS = {1: "ascii", 2: "ascii", 4: "utf-16-{}", 16: "utf-8", 17: "utf-16-{}", 18: "utf-32-{}"}
+_NUMBERS = {
+    1: "i1",
+    2: "u1",
+    3: "i2",
+    4: "u2",
+    5: "i4",
+    6: "u4",
+    7: "f4",
+    9: "f8",
+    12: "i8",
+    13: "u8",
+}
+_TEXTS = {
+    1: "ascii",
+    2: "ascii",
+    4: "utf-16-{}",
+    16: "utf-8",
+    17: "utf-16-{}",
+    18: "utf-32-{}",
+}
 _NUMERIC = [
     "double",
     "single",
@@ -69,17 +87,20 @@ class Matrix(NamedTuple):
         """
         stored, content, _ = _split(self.body, self.order)
         if self.kind == "char" and stored in _TEXTS:
-            codec = _TEXTS[stored].format("le" if self.order == "<" else "be")
+            suffix = "le" if self.order == "<" else "be"
+            codec = _TEXTS[stored].format(suffix)
             text = bytes(content).decode(codec)
-            found = np.frombuffer(text.encode("utf-32-le"), "<U1")
+            letters = text.encode("utf-32-le")
+            found = np.frombuffer(letters, "<U1")
         elif self.kind in ("logical", *_NUMERIC) and stored in _NUMBERS:
             found = np.frombuffer(content, self.order + _NUMBERS[stored])
         else:
             raise ValueError(f"{self.name} is of MATLAB's type {self.kind}, stored as {stored}")
         if found.size != math.prod(self.shape):
             raise ValueError(f"{self.name} has shape {self.shape}, but {found.size} numbers follow")
-        native = found.astype(found.dtype.newbyteorder("="))  # a copy, which may be written to
-        array = native.reshape(self.shape, order="F")
+        native = found.dtype.newbyteorder("=")
+        copy = found.astype(native)  # which may be written to
+        array = copy.reshape(self.shape, order="F")
         return _rows_of_text(array) if self.kind == "char" else array
 
     def fields(self) -> dict[str, Matrix]:
@@ -95,8 +116,10 @@ class Matrix(NamedTuple):
         _, names, rest = _split(rest, self.order)
         found = {}
         for start in range(0, len(names), width):
+            end = start + width
+            name = _text(names[start:end])
             _, content, rest = _split(rest, self.order)
-            found[_text(names[start : start + width])] = _matrix(content, self.order)
+            found[name] = _matrix(content, self.order)
         return found
 
 
@@ -118,7 +141,8 @@ def read_heads(content: bytes | memoryview) -> Iterator[Matrix]:
         ValueError, struct.error, zlib.error: if the file is damaged, or not of format 5.
     """
     for packed, body, order in _elements(content):
-        yield _matrix(_unpacked(body, order, _LARGEST_HEAD) if packed else body, order)
+        head = _unpacked(body, order, _LARGEST_HEAD) if packed else body
+        yield _matrix(head, order)
 
 
 def read_matrix(content: bytes | memoryview, name: str) -> Matrix:
@@ -131,14 +155,16 @@ def read_matrix(content: bytes | memoryview, name: str) -> Matrix:
     elements = _elements(content)
     for head, (packed, body, order) in zip(read_heads(content), elements, strict=True):
         if head.name == name:
-            return _matrix(_unpacked(body, order, _LARGEST), order) if packed else head
+            whole = _unpacked(body, order, _LARGEST) if packed else body
+            return _matrix(whole, order)
     raise KeyError(name)
 
 
 def _elements(content: bytes | memoryview) -> Iterator[tuple[bool, memoryview, str]]:
     """Yield for each matrix whether it is compressed, its bytes and their order."""
     rest = memoryview(content)
-    order = _ORDERS.get(bytes(rest[_HEADER - 2 : _HEADER]))
+    mark = bytes(rest[_HEADER - 2 : _HEADER])
+    order = _ORDERS.get(mark)
     if order is None:
         raise ValueError("it is not a file of MATLAB's format 5")
     rest = rest[_HEADER:]
@@ -171,7 +197,8 @@ def _tag(content: memoryview, order: str) -> tuple[int, int]:
 
 def _unpacked(packed: memoryview, order: str, most: int) -> memoryview:
     """Return the bytes of a compressed matrix; no more than ``most`` are unpacked."""
-    unpacked = memoryview(zlib.decompressobj().decompress(packed, most))
+    unpacker = zlib.decompressobj()
+    unpacked = memoryview(unpacker.decompress(packed, most))
     kind, size = _tag(unpacked, order)
     body = unpacked[8:]
     if kind != _MATRIX:
@@ -209,5 +236,5 @@ def _rows_of_text(letters: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Join the last axis."""
     *outer, length = letters.shape
     if not letters.size:
-        return np.zeros(outer, "U1")
+        return np.zeros(0, "U1")  # whatever the other lengths, which cost a damaged file nothing
     return np.ascontiguousarray(letters).view(f"U{length}").reshape(outer)

@@ -4,7 +4,7 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -90,6 +90,11 @@ def test_text_of_matlab_itself_is_utf_16(order: str) -> None:
     assert read_matrix(content, "a").values().tolist() == ["né"]
 
 
+def test_words_without_letters_take_no_memory() -> None:
+    content = written(4, b"", 2**31 - 1, 0, stored=16)
+    assert read_matrix(content, "a").values().shape == (0,)
+
+
 def of_cells() -> bytes:
     return matlab_6(a=np.array([1, "b"], dtype=object))
 
@@ -101,29 +106,78 @@ def bomb() -> bytes:
     return whole[:HEADER] + element(15, zlib.compress(damage))
 
 
+class Refused(NamedTuple):
+    """A file, and a part of the message."""
+
+    content: bytes
+    message: str
+
+
 REFUSED = {
-    "another file": (b"no file of MATLAB", "not a file of MATLAB's format 5"),
-    "an end in the head": (matlab_6(a=1)[: HEADER + 4], "it ends early"),
-    "an end in the numbers": (matlab_6(a=ARRAYS["f8"])[:-8], "it ends early"),
-    "an end in packed numbers": (matlab(a=ARRAYS["f8"])[:-8], "it ends early"),
-    "an early end that is packed": (bomb(), "it ends early"),
-    "more numbers": (written(9, bytes(8), 7, 1), r"shape \(7, 1\), but 8 numbers follow"),
-    "fewer numbers": (written(9, bytes(8), 2**31 - 1, 2**31 - 1), "but 8 numbers follow"),
-    "a negative length": (written(9, bytes(8), -2, -4), r"a matrix of shape \(-2, -4\)"),
-    "an unknown type": (written(99, bytes(8), 8, 1), "a matrix of type 99"),
-    "unknown numbers": (written(9, bytes(8), 8, 1, stored=8), "type uint8, stored as 8"),
-    "other text": (written(4, b"\xff\xff", 1, 2, stored=16), "codec can't decode"),
-    "complex numbers": (matlab_6(a=1j), "is of MATLAB's type complex double"),
-    "cells": (of_cells(), "is of MATLAB's type cell"),
-    "loose numbers": (matlab_6()[:HEADER] + element(2, b"1"), "an element of type 2 where a mat"),
+    "another file": Refused(
+        b"no file of MATLAB",
+        "not a file of MATLAB's format 5",
+    ),
+    "an end in the head": Refused(
+        matlab_6(a=1)[: HEADER + 4],
+        "it ends early",
+    ),
+    "an end in the numbers": Refused(
+        matlab_6(a=ARRAYS["f8"])[:-8],
+        "it ends early",
+    ),
+    "an end in packed numbers": Refused(
+        matlab(a=ARRAYS["f8"])[:-8],
+        "it ends early",
+    ),
+    "an early end that is packed": Refused(
+        bomb(),
+        "it ends early",
+    ),
+    "more numbers": Refused(
+        written(9, bytes(8), 7, 1),
+        r"shape \(7, 1\), but 8 numbers follow",
+    ),
+    "fewer numbers": Refused(
+        written(9, bytes(8), 2**31 - 1, 2**31 - 1),
+        "but 8 numbers follow",
+    ),
+    "a negative length": Refused(
+        written(9, bytes(8), -2, -4),
+        r"a matrix of shape \(-2, -4\)",
+    ),
+    "an unknown type": Refused(
+        written(99, bytes(8), 8, 1),
+        "a matrix of type 99",
+    ),
+    "unknown numbers": Refused(
+        written(9, bytes(8), 8, 1, stored=8),
+        "type uint8, stored as 8",
+    ),
+    "other text": Refused(
+        written(4, b"\xff\xff", 1, 2, stored=16),
+        "codec can't decode",
+    ),
+    "complex numbers": Refused(
+        matlab_6(a=1j),
+        "is of MATLAB's type complex double",
+    ),
+    "cells": Refused(
+        of_cells(),
+        "is of MATLAB's type cell",
+    ),
+    "loose numbers": Refused(
+        matlab_6()[:HEADER] + element(2, b"1"),
+        "an element of type 2 where a mat",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_other_content_is_refused_in_one_sentence(kind: str) -> None:
-    content, message = REFUSED[kind]
-    with pytest.raises(ValueError, match=message):
-        read_matrix(content, "a").values()
+    refused = REFUSED[kind]
+    with pytest.raises(ValueError, match=refused.message):
+        read_matrix(refused.content, "a").values()
 
 
 def test_array_that_is_not_there_is_named() -> None:
