@@ -103,7 +103,7 @@ def numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
     ("build", "options", "graphs"),
     [
         (cnn, {}, 3),
-        (cnn, {"precision": "bf16-mixed"}, 3),
+        pytest.param(cnn, {"precision": "bf16-mixed"}, 3, marks=pytest.mark.whole),
         (capsnet_with_decoder, {"precision": "bf16-mixed"}, 3),
         pytest.param(em_caps, {}, 3, marks=pytest.mark.whole),
         pytest.param(rising_margin, {}, 3, marks=pytest.mark.whole),
@@ -196,9 +196,9 @@ SGD = functools.partial(torch.optim.SGD, momentum=0.9)
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
-        (torch.optim.Adam, {}),
+        pytest.param(torch.optim.Adam, {}, marks=pytest.mark.whole),
         (SGD, {"gradient_clip_val": 0.1}),
-        (torch.optim.RMSprop, {"gradient_clip_val": 0.1}),
+        pytest.param(torch.optim.RMSprop, {"gradient_clip_val": 0.1}, marks=pytest.mark.whole),
     ],
     ids=["adam", "sgd", "rmsprop"],
 )
