@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from omegaconf import DictConfig
 from pydantic import Field
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from capsule_lab import runs
 from capsule_lab.commands.evaluate import (
@@ -183,7 +182,7 @@ def _fingerprint(config: DictConfig) -> str:
 
 
 def show_and_keep(
-    outcome: StudyOutput, tables: Iterable[Table], logger: Any, *, pdf: bool = False
+    outcome: StudyOutput, tables: Iterable[RenderableType], logger: Any, *, pdf: bool = False
 ) -> None:
     """Print the tables, and write record, rows and figures to the run; ``logger`` is an option of ``conf/logger``."""
     console = Console(highlight=False)

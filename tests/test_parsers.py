@@ -34,7 +34,7 @@ from capsule_lab.tables import reader
 from tests.helpers import affnist_files, cifar10_files, mnist_files, svhn_files
 from tests.helpers.commands import Trained
 from tests.helpers.generated import GENERATED, changed, damaged, texts
-from tests.helpers.matlab import matlab
+from tests.helpers.matlab import matlab, matlab_6
 from tests.helpers.tables import write_table
 
 FOLDER = "files"
@@ -87,6 +87,9 @@ PARSERS = {
     ),
     "arrays of NumPy": Parser(npz(images=PIXELS, labels=CLASSES), "a.npz", read_arrays),
     "arrays of MATLAB": Parser(matlab(images=PIXELS, labels=CLASSES), "arrays.mat", read_arrays),
+    "arrays of MATLAB 6": Parser(
+        matlab_6(images=PIXELS, labels=list("abcd")), "arrays.mat", read_arrays
+    ),
     "weights": Parser(b"", "a.safetensors", runs.open),
     "pickle of weights": Parser(b"", "a.ckpt", runs.open),
 }

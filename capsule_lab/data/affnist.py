@@ -24,7 +24,6 @@ from capsule_lab.data.standins.affnist import (
 from capsule_lab.data.standins.digits import StandinDigits
 from capsule_lab.data.transforms import to_unit_interval
 from capsule_lab.errors import MissingDataError, MissingPackageError
-from capsule_lab.system.extras import require
 from capsule_lab.types import Batch, DataSpec
 
 AFFINE = "affine"  # name of the further validation set
@@ -38,10 +37,6 @@ class AffNISTFiles(PublishedFiles):
     path = files.NAME
     file_names = f"{files.ARCHIVE} or {files.FILE}"
     sha256: dict[str, str]
-
-    def find(self) -> None:
-        require("the reader of affNIST's files", "data", "scipy")
-        super().find()
 
     def is_here(self) -> bool:
         return self.folder.is_dir() and any(self.folder.iterdir())

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.download import download_file, reading
+from capsule_lab.data.formats import matlab
 from capsule_lab.data.loader import Images
 from capsule_lab.data.mnist import check_shift
 from capsule_lab.data.sources import PublishedFiles
 from capsule_lab.data.standins.coloured_digits import ColouredDigits
 from capsule_lab.data.transforms import random_shift, to_unit_interval
-from capsule_lab.system.extras import require
 from capsule_lab.types import DataSpec
 
 NAME = "SVHN"
@@ -37,18 +37,14 @@ class SVHNFiles(PublishedFiles):
         for file, md5 in self.checksums.items():
             download_file(file, f"md5:{md5}", (SERVER,), scratch)
 
-    def find(self) -> None:
-        require("the reader of SVHN's files", "data", "scipy")
-        super().find()
-
     def load(self, *, train: bool) -> Images:
-        import scipy.io  # of the extra data
-
         path = self.folder / f"{'train' if train else 'test'}_32x32.mat"
         with reading(path, self.name):
-            content = scipy.io.loadmat(path, variable_names=("X", "y"))
-            pixels = torch.from_numpy(content["X"]).permute(3, 2, 0, 1).contiguous()
-            labels = torch.from_numpy(content["y"]).long()[:, 0]
+            content = matlab.map_path(path)
+            images = matlab.read_matrix(content, "X").values()
+            pixels = torch.from_numpy(images).permute(3, 2, 0, 1).contiguous()
+            classes = matlab.read_matrix(content, "y").values()
+            labels = torch.from_numpy(classes).long()[:, 0]
             return Images(pixels, labels % 10)  # the digit 0 is labelled 10
 
 

@@ -20,7 +20,7 @@ from capsule_lab.runs.results import short_name
 from capsule_studies.attacks.evaluation import Measured
 from capsule_studies.attacks.gradient import Box
 from capsule_studies.attacks.kind import kind_of
-from capsule_studies.attacks.record import by_epsilon
+from capsule_studies.attacks.record import by_epsilon, epsilon_text
 
 _ACROSS = 3  # ours: panels side by side
 _TITLE = 36  # ours: characters per line of a panel's title
@@ -132,8 +132,8 @@ def sheet(
             largest = change.abs().max().clamp(min=1e-9)
             scaled = change / (2 * largest) + 0.5
             attacked = (answers.pictures - low) / (high - low)
-            rows.append(_Row(f"change, {epsilon:g}", scaled, None))
-            rows.append(_Row(f"attacked, {epsilon:g}", attacked, answers.found))
+            rows.append(_Row(f"change, {epsilon_text(epsilon)}", scaled, None))
+            rows.append(_Row(f"attacked, {epsilon_text(epsilon)}", attacked, answers.found))
     columns = []
     for number, image in enumerate(measured.shown.tolist()):
         name = name_of_class(classes, int(measured.labels[image]))

@@ -16,9 +16,10 @@ PIXEL_STRENGTHS = {
     "l2": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0),  # ours
     "grey_levels": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),  # ours: of 255
     "unit": (0.02, 0.05, 0.1, 0.15, 0.2, 0.3),  # ours: of pixels in [0, 1]
+    "photograph": (1 / 255, 2 / 255, 4 / 255, 8 / 255, 16 / 255),  # ours: levels of 8 bits
     "standardised": (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5),  # Hinton 2018, figure 3
 }
-"""Strengths of attacks that change pixels, by norm, space and range of the pixels."""
+"""Strengths of attacks that change pixels, by norm, space, range of the pixels and kind of the images."""
 
 
 class Kind(NamedTuple):

@@ -55,6 +55,15 @@ def by_epsilon(record: Mapping[str, float | None]) -> dict[float, Record]:
     return parts
 
 
+def epsilon_text(epsilon: float) -> str:
+    """Return an epsilon for readers: a whole number of grey levels as ``"2/255"`` if it is no short decimal."""
+    text = f"{epsilon:g}"
+    levels = round(255 * epsilon)
+    is_level = abs(255 * epsilon - levels) < 1e-3  # keys of a record have six digits
+    is_short = len(text) <= len("-0.125")
+    return f"{levels}/255" if is_level and not is_short else text
+
+
 def of_clean(measured: Measured, threshold: float | None = None) -> dict[str, float]:
     """Return quantities of ``of_budgets`` for the clean images; ``detected`` is the rate of false alarms."""
     record = {

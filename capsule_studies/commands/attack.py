@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from omegaconf import DictConfig
 from pydantic import Field, model_validator
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from capsule_lab import runs
 from capsule_lab.commands.declare import command
@@ -23,6 +20,7 @@ from capsule_lab.commands.evaluate import check_outputs
 from capsule_lab.config.check_options import check_effect
 from capsule_lab.config.declaration import Count, Group, Measurement, Trusted, Weights
 from capsule_lab.errors import ConfigError, printable
+from capsule_lab.tables.terminal_formats import Row, Sheet, filled_columns
 from capsule_studies.attacks.kind import PIXEL_STRENGTHS, kind_of
 from capsule_studies.names import name_of
 from capsule_studies.study import (
@@ -44,12 +42,16 @@ if TYPE_CHECKING:
     from capsule_studies.attacks.session import AttackedRun
 
 _COLUMNS = {
-    "success_of_right": "success on images right before attack %",
-    "mean_grey_levels": "mean change, grey levels",
+    "success_of_right": "success on right %",
+    "mean_grey_levels": "mean change",
     "calibration_error": "calibration error %",
     "detected": "detected %",
 }
 """Headings of the printed quantities, which ``record.of_budgets`` defines."""
+_CAPTIONS = {
+    "success_of_right": "success on right: of the images that were right before the attack",
+    "mean_grey_levels": "mean change: mean absolute change of a pixel in grey levels of 255, after clipping",
+}
 _RELIABILITIES = 2  # ours: under larger epsilons few images, if any, are right
 _CPU_BATCH = 128
 """Ours: the gradient fits into the caches and takes 0.7 of the time of a batch of 500."""
@@ -190,7 +192,7 @@ def _attacked(setting: StudyInput[AttackOptions]) -> StudyResult:
         few = run.data_with({**setting.data_options, **number})
         threshold = session.detection_threshold(run, few)
     attacked.keeps_errors = threshold is not None
-    epsilons = _epsilons(options, attacked)
+    epsilons = _epsilons(options, attacked, setting.data.input_form)
     targets = [*range(run.spec.num_classes)] if options.targeted else [None]
     start_time = time.monotonic()
     with _progress(attacked, "attacking", len(epsilons) * len(targets)):
@@ -265,6 +267,7 @@ def _figures(
         sheet,
         weights_of,
     )
+    from capsule_studies.attacks.record import epsilon_text
     from capsule_studies.measures.calibration import reliability, reliability_figure
 
     yield f"attack_{stem}", accuracy_figure([record])
@@ -272,7 +275,7 @@ def _figures(
     answers = {"original": measured.clean}
     epsilons = [epsilon for epsilon, to in measured.attacked if epsilon and to == target]
     for epsilon in sorted(epsilons, key=abs)[:_RELIABILITIES]:
-        answers[f"epsilon {epsilon:g}"] = measured.attacked[epsilon, target]
+        answers[f"epsilon {epsilon_text(epsilon)}"] = measured.attacked[epsilon, target]
     bins = {}
     for key, answer in answers.items():
         probabilities = answer.logits.double().softmax(1)
@@ -289,7 +292,9 @@ def _figures(
         yield f"{name}_{stem}", figure
 
 
-def _epsilons(options: AttackOptions, attacked: AttackedRun) -> list[float]:
+def _epsilons(
+    options: AttackOptions, attacked: AttackedRun, form: Mapping[str, Any]
+) -> list[float]:
     """Return the configured strengths or the attack's defaults; strengths must not exceed the range of the pixels."""
     strengths = kind_of(options.attack).strengths
     is_length = options.attack.get("norm") == "l2"
@@ -299,7 +304,7 @@ def _epsilons(options: AttackOptions, attacked: AttackedRun) -> list[float]:
     elif strengths and not is_length:
         epsilons = [*strengths]
     else:
-        epsilons = _pixel_strengths(options.space, box, is_length=is_length)
+        epsilons = _pixel_strengths(options.space, box, form, is_length=is_length)
     if strengths:  # which are not changes of pixels
         return epsilons
     span = box.high - box.low
@@ -316,59 +321,56 @@ def _epsilons(options: AttackOptions, attacked: AttackedRun) -> list[float]:
     return epsilons
 
 
-def _pixel_strengths(space: str, box: Box, *, is_length: bool) -> list[float]:
-    """Return the default strengths of attacks that change pixels."""
+def _pixel_strengths(
+    space: str, box: Box, form: Mapping[str, Any], *, is_length: bool
+) -> list[float]:
+    """Return the default strengths of attacks that change pixels; ``form`` is the ``input_form`` of the data."""
     if is_length:
         unit = 255 if space == "grey_levels" else 1
         return [unit * epsilon for epsilon in PIXEL_STRENGTHS["l2"]]
     if space == "grey_levels":
         return [*PIXEL_STRENGTHS["grey_levels"]]
-    return [*PIXEL_STRENGTHS["unit" if box.high == 1 else "standardised"]]
+    if box.high != 1:
+        return [*PIXEL_STRENGTHS["standardised"]]
+    # in grey, the kind is also that of the letters and clothes in MNIST's format
+    is_colour = form["kind"] == "photograph" and form["channels"] == 3
+    return [*PIXEL_STRENGTHS["photograph" if is_colour else "unit"]]
 
 
-def tables(result: Mapping[str, Any]) -> list[Table]:
+def tables(result: Mapping[str, Any]) -> list[Sheet]:
     """Return tables of the accuracy at each epsilon and of the results of the checks."""
     if not result["checks"]:
         return [_accuracies(result)]
-    verdicts = Table("check", "", "found", title="checks of the attack", title_justify="left")
+    rows = []
     for check in result["checks"]:
         verdict = {True: "passed", False: "FAILED", None: ""}[check["passed"]]
-        style = "red" if verdict == "FAILED" else None
-        verdicts.add_row(check["name"], verdict, check["found"], style=style)
-    return [_accuracies(result), verdicts]
+        style = "red" if verdict == "FAILED" else ""
+        rows.append(Row([check["name"], verdict, check["found"]], style))
+    headings = ["check", "verdict", "found"]
+    return [_accuracies(result), Sheet("checks of the attack", headings, rows, headings)]
 
 
-def _accuracies(result: Mapping[str, Any]) -> Table:
+def _accuracies(result: Mapping[str, Any]) -> Sheet:
     from capsule_studies.attacks.figures import attack_of, images_of
-    from capsule_studies.attacks.record import by_epsilon
+    from capsule_studies.attacks.record import by_epsilon, epsilon_text
 
     clean = 100 - result[result["split"]]["error"]
     title = f"{attack_of(result)} on {result['checkpoint']}: clean accuracy {clean:.1f} % on {images_of(result)}"
-    budgets = by_epsilon(result["attack"])
     first = "success" if result["targeted"] else "accuracy"
-    columns = []
-    for key in _COLUMNS:
-        if any(record.get(key) is not None for record in budgets.values()):
-            columns.append(key)
-    accuracies = Table(
-        title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    if "mean_grey_levels" in columns:
-        accuracies.caption = (
-            "mean change: mean absolute change of a pixel in grey levels of 255, after clipping"
-        )
-        accuracies.caption_justify = "left"
-    headings = [_COLUMNS[key] for key in columns]
-    for heading in ("epsilon", f"{first} %", "95 % interval", *headings):
-        longest = "99.6 to 100.0" if "interval" in heading else max(heading.split(), key=len)
-        # otherwise rich truncates words
-        accuracies.add_column(heading, justify="right", width=len(longest))
-    for epsilon, record in budgets.items():
+    rows = []
+    for epsilon, record in by_epsilon(result["attack"]).items():
         lowest, highest = _percentage(record["lowest"]), _percentage(record["highest"])
-        cells = [f"{epsilon:g}", _percentage(record[first]), f"{lowest} to {highest}"]
-        cells += [_percentage(record.get(key)) for key in columns]
-        accuracies.add_row(*cells)
-    return accuracies
+        label = f"epsilon {epsilon_text(epsilon)}"
+        cells = [label, _percentage(record[first]), f"{lowest} to {highest}"]
+        cells += [_percentage(record.get(key)) for key in _COLUMNS]
+        rows.append(Row(cells))
+    shown = filled_columns(rows)
+    captions = []
+    for column, key in enumerate(_COLUMNS, len(rows[0].cells) - len(_COLUMNS)):
+        if key in _CAPTIONS and column in shown:
+            captions.append(_CAPTIONS[key])
+    headings = ["", f"{first} %", "95 % interval", *_COLUMNS.values()]
+    return Sheet(printable(title), headings, rows, [""], "\n".join(captions))
 
 
 def _percentage(value: float | None) -> str:

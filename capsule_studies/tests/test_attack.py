@@ -4,12 +4,15 @@ import io
 import json
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from capsule_lab.commands import compose
-from capsule_studies.commands.attack import AttackOptions, attack, tables
+from capsule_studies.attacks.gradient import UNIT, Box
+from capsule_studies.attacks.record import epsilon_text
+from capsule_studies.commands.attack import AttackOptions, _pixel_strengths, attack, tables
 from capsule_studies.study import StudyOutput
 from tests.helpers.commands import Cli
 from tests.helpers.fakes import captions, row_names
@@ -27,6 +30,17 @@ def _short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 def attacked(run: Path, *overrides: str) -> StudyOutput:
     config = compose("attack", [f"ckpt={run}", "checks=false", *SMALL, *overrides])
     return attack(AttackOptions.read(config))
+
+
+def printed(record: dict[str, Any], width: int) -> str:
+    """What the command prints on a terminal of ``width`` columns."""
+    written = io.StringIO()
+    Console(width=width, file=written).print(*tables(record))
+    return written.getvalue()
+
+
+def cells_of_lines(text: str) -> list[set[str]]:
+    return [{cell.strip() for cell in line.split("┃")} for line in text.splitlines()]
 
 
 def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) -> None:
@@ -52,14 +66,18 @@ def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) ->
     assert 0 <= numbers["0.1/undetected_error"] <= numbers["0.1/error"]
     assert numbers["0/detection_area"] == pytest.approx(50), "the same images"
     assert list(a_copy.rglob("events.out.tfevents*")), "figures go to the loggers of the run"
-    console = Console(width=80, file=io.StringIO())
-    accuracies, *_ = tables(record)
-    console.print(accuracies)
-    printed = console.file.getvalue()
-    headings = ["epsilon", "accuracy", "interval", "success", "grey", "calibration", "detected"]
-    for word in [*headings, "stand-in"]:
-        assert word in printed.split()
-    assert "…" not in printed, "heads of the table are whole at 80 columns"
+    narrow, wide = printed(record, 80), printed(record, 140)
+    headings = ["accuracy %", "95 % interval", "success on right %", "mean change"]
+    headings += ["calibration error %", "detected %"]
+    for heading in headings:
+        assert f"{heading}: " in narrow, "a block for each epsilon"
+    assert any(set(headings) <= cells for cells in cells_of_lines(wide)), "in one line"
+    for each in (narrow, wide):
+        assert "epsilon 0.1" in each
+        assert "stand-in" in each
+        assert "in grey levels of 255" in each
+        assert "verdict" in each
+        assert "…" not in each
 
 
 def test_figures_name_network_and_data_and_leave_no_epsilon_out(a_copy: Path) -> None:
@@ -110,6 +128,34 @@ def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> Non
     assert few["images_sha256"] != all_of_them["images_sha256"]
     other = attacked(a_copy, "data=mnist", "data.source=standin", "attack=noise")
     assert other.result["images"] == 10, "other data needs no seed"
+
+
+@pytest.mark.parametrize(
+    ("form", "box", "most"),
+    [
+        ({"kind": "digit"}, UNIT, 0.3),
+        ({"kind": "a composed image"}, UNIT, 0.3),
+        ({"kind": "photograph", "channels": 1}, UNIT, 0.3),  # also Fashion-MNIST's
+        ({"kind": "photograph", "channels": 3}, UNIT, 16 / 255),
+        ({"kind": "photograph", "channels": 3}, Box(), 0.5),  # standardised
+    ],
+)
+def test_strengths_are_smaller_for_photographs_in_colour(
+    form: dict[str, Any], box: Box, most: float
+) -> None:
+    assert max(_pixel_strengths("input", box, form, is_length=False)) == most
+    assert max(_pixel_strengths("grey_levels", box, form, is_length=False)) == 64
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [(0.2, "0.2"), (0.125, "0.125"), (15.0, "15"), (8 / 255, "8/255"), (0.0313725, "8/255")],
+)
+def test_epsilon_is_shown_in_grey_levels_where_it_is_no_short_decimal(
+    epsilon: float, text: str, sign: str
+) -> None:
+    assert epsilon_text(float(f"{sign}{epsilon}")) == f"{sign}{text}"
 
 
 @pytest.mark.parametrize(

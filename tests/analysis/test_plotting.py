@@ -165,11 +165,11 @@ NOTE = "First line.\nA second one, " + "long " * 20
 @pytest.mark.parametrize(
     ("columns", "caption", "shape", "below"),
     [
-        (1, LONG, (96, 96), ""),
-        (2, "4 → 4", (28, 28), ""),
+        pytest.param(1, LONG, (96, 96), "", marks=pytest.mark.whole),
+        pytest.param(2, "4 → 4", (28, 28), "", marks=pytest.mark.whole),
         (16, LONG, (28, 28), ""),
-        (16, "4 → 4", (96, 96), ""),
-        (3, "4 → 4", (28, 28), "trousers"),
+        pytest.param(16, "4 → 4", (96, 96), "", marks=pytest.mark.whole),
+        pytest.param(3, "4 → 4", (28, 28), "trousers", marks=pytest.mark.whole),
         (3, LONG, (20, 60), "true bag\npredicted ankle boot"),
         (1, "", (60, 20), "as 5, 88 %"),
     ],

@@ -9,22 +9,19 @@ import torch
 
 import capsule_lab
 from capsule_lab import runs
-from capsule_lab.commands import compose
 from capsule_lab.commands import train as training
 from capsule_lab.errors import ConfigError
 from tests.helpers.commands import TINY, Trained
 
 
 def test_training_in_one_line_is_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
     run = capsule_lab.train(*TINY)
     assert run.directory.parent == tmp_path / "runs"
     assert run.directory.name.startswith("capsnet-mnist-")
-    by_command = tmp_path / "by_command"
-    training.train(compose("train", TINY), by_command)
-    expected = runs.open(by_command).network.state_dict()
+    expected = runs.open(trained.directory).network.state_dict()
     for name, weight in run.network.state_dict().items():
         assert torch.equal(weight, expected[name]), name
 

@@ -21,7 +21,6 @@ from capsule_lab.routing import DynamicRouting, EMRouting, NormalisedEMRouting
 from capsule_lab.types import DataSpec
 from tests.helpers.commands import Cli, Trained, python
 from tests.helpers.networks import small_capsnet, small_em_caps
-from tests.helpers.tiers import whole_but
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 
@@ -48,7 +47,8 @@ def run_of(network: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(network=network.eval(), **facts)
 
 
-@pytest.mark.parametrize("to", whole_but(["onnx", "torch_export"], "torch_export"))
+@pytest.mark.whole
+@pytest.mark.parametrize("to", ["onnx", "torch_export"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -64,8 +64,11 @@ def test_programs_equal_the_network(
     torch.manual_seed(0)
     run = run_of(NETWORKS[name](), monkeypatch)
     assert export(run, to, tmp_path / "program") <= 1e-5
-    backends = {part.backend for part in run.network.modules() if hasattr(part, "backend")}
-    assert backends <= {"auto"}, "put back"
+    assert backends_of(run.network) <= {"auto"}, "put back"
+
+
+def backends_of(network: Any) -> set[str]:
+    return {part.backend for part in network.modules() if hasattr(part, "backend")}
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,7 @@ def test_another_program_is_refused(
     with pytest.raises(RunError, match=message):
         export(run, "torch_export", tmp_path / "program")
     assert [*tmp_path.iterdir()] == []
+    assert backends_of(run.network) == {"auto"}, "put back"
 
 
 def test_a_fixed_batch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

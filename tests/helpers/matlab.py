@@ -7,6 +7,16 @@ import scipy.io
 
 
 def matlab(**variables: Any) -> bytes:
+    """A file as ``save -v7`` writes it."""
+    return _saved(variables, compressed=True)
+
+
+def matlab_6(**variables: Any) -> bytes:
+    """A file as ``save -v6`` writes it, without compression."""
+    return _saved(variables, compressed=False)
+
+
+def _saved(variables: dict[str, Any], *, compressed: bool) -> bytes:
     written = io.BytesIO()
-    scipy.io.savemat(written, variables, do_compression=True)
+    scipy.io.savemat(written, variables, do_compression=compressed)
     return written.getvalue()

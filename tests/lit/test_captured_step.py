@@ -102,8 +102,9 @@ def numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("build", "options", "graphs"),
     [
-        (cnn, {}, 3),
-        (cnn, {"precision": "bf16-mixed"}, 3),
+        # test_runs_are_the_same_to_the_bit shows it of a run
+        pytest.param(cnn, {}, 3, marks=pytest.mark.whole),
+        pytest.param(cnn, {"precision": "bf16-mixed"}, 3, marks=pytest.mark.whole),
         (capsnet_with_decoder, {"precision": "bf16-mixed"}, 3),
         pytest.param(em_caps, {}, 3, marks=pytest.mark.whole),
         pytest.param(rising_margin, {}, 3, marks=pytest.mark.whole),
@@ -196,9 +197,9 @@ SGD = functools.partial(torch.optim.SGD, momentum=0.9)
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
-        (torch.optim.Adam, {}),
+        pytest.param(torch.optim.Adam, {}, marks=pytest.mark.whole),
         (SGD, {"gradient_clip_val": 0.1}),
-        (torch.optim.RMSprop, {"gradient_clip_val": 0.1}),
+        pytest.param(torch.optim.RMSprop, {"gradient_clip_val": 0.1}, marks=pytest.mark.whole),
     ],
     ids=["adam", "sgd", "rmsprop"],
 )

@@ -47,7 +47,13 @@ ONE_BATCH = ["trainer.limit_test_batches=1", "data.eval_batch_size=16"]
 @pytest.mark.parametrize(
     ("overrides", "expected", "described"),
     [
-        (["trainer.limit_test_batches=2", "data.eval_batch_size=16"], 32, "32 of 359"),
+        # the smoke run shows it, too
+        pytest.param(
+            ["trainer.limit_test_batches=2", "data.eval_batch_size=16"],
+            32,
+            "32 of 359",
+            marks=pytest.mark.whole,
+        ),
         (["trainer.limit_test_batches=0.5", "data.eval_batch_size=16"], 176, "176 of 359"),
         pytest.param(["data.eval_images=40"], 40, "40 of 359", marks=pytest.mark.whole),
         (["data.eval_images=40", *ONE_BATCH], 16, "16 of 359"),
@@ -90,7 +96,7 @@ def test_smoke_run_records_what_it_did(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "images", "epochs"),
     [
-        (["trainer.limit_train_batches=1"], 128, 0.5),
+        pytest.param(["trainer.limit_train_batches=1"], 128, 0.5, marks=pytest.mark.whole),
         (["trainer.max_epochs=-1", "trainer.max_steps=6"], 384, 1.5),
         (["data.train_images=100"], 128, 2),
         (["trainer.accumulate_grad_batches=2"], 512, 2),

@@ -31,7 +31,6 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Hide:
     ("extra", "packages", "command", "purpose"),
     [
         ("data", ["pooch"], "train data.source=real", "the download of MNIST"),
-        ("data", ["scipy"], "train data=svhn data.source=real", "the reader of SVHN's files"),
         ("data", ["scipy"], "train data.source=standin data.mixup=0.2", "data.mixup"),
         ("mlflow", ["mlflow"], "train data.source=standin logger=mlflow", "logger=mlflow"),
         ("report", ["jinja2", "pandas", "scipy"], "report table=smoke", "report"),
@@ -88,13 +87,13 @@ def test_weights_for_other_programs_name_their_extra(
 def test_auto_takes_the_stand_in_and_says_what_to_install(
     hide: Hide, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hide(["scipy"])
+    hide(["pooch"])
     real, standin = AffNISTFiles(tmp_path), AffNISTFiles(tmp_path)
     standin.find = lambda: None  # type: ignore[method-assign]
     assert choose_source("auto", real, standin, "AffNIST") is standin
     (message,) = caplog.messages
     assert message == (
-        "stand-in data for AffNIST, not the real set: the reader of affNIST's files needs scipy; install it with: "
+        "stand-in data for AffNIST, not the real set: the download of affNIST needs pooch; install it with: "
         'pip install "capsule-lab[data]"'
     )
     with pytest.raises(MissingPackageError, match="AffNIST has no stand-in"):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from capsule_lab.data.download import download_file, reading, sha256, verify
+from capsule_lab.data.formats import matlab
 from capsule_lab.data.loader import Images
 from capsule_lab.errors import DataError
 
@@ -84,12 +85,10 @@ def load_mat(path: Path, opened: Any = None) -> Images:
     ``opened`` is the file, open in binary mode, if it is in a zip. Raise a ``DataError`` if it is truncated, is not a
     MATLAB file, or lacks a field with the right shape and type.
     """
-    import scipy.io  # of the extra data
-
     with reading(path, NAME):
-        content = scipy.io.loadmat(opened or str(path), appendmat=False, variable_names=[_VARIABLE])
-        struct = content[_VARIABLE][0, 0]
-        fields = [struct[name] for name in _FIELDS]
+        content = opened.read() if opened else matlab.map_path(path)
+        struct = matlab.read_matrix(content, _VARIABLE).fields()
+        fields = [struct[name].values() for name in _FIELDS]
         images, labels, transforms = fields
         count = labels.size
         shapes = [images.shape, labels.shape, transforms.shape[1:]]

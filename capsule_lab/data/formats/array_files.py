@@ -13,8 +13,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from capsule_lab.data.formats import matlab
 from capsule_lab.errors import DataError, one_line, printable
-from capsule_lab.system.extras import require
 from capsule_lab.system.files import open_regular
 
 ENDINGS = (".npz", ".npy", ".mat")
@@ -72,8 +72,6 @@ class ArrayFile:
                 f"{path} is {'a folder' if path.is_dir() else 'another kind of file'}; expected a file of arrays whose "
                 f"name ends in {', '.join(ENDINGS)}; for a folder of pictures: data=folder"
             )
-        if kind == ".mat":
-            require("the reader of .mat files", "data", "scipy")
         find = {".npz": _headers_of_npz, ".npy": _headers_of_npy, ".mat": _headers_of_mat}[kind]
         with self._opened() as file:
             self.headers = find(file, path)
@@ -103,7 +101,7 @@ class ArrayFile:
         self.shape_of(name)
         with self._opened() as file:
             if self.is_of_matlab:
-                return _read_mat(file, name)
+                return matlab.read_matrix(matlab.mapped(file), name).values()
             if self.path.suffix.lower() == ".npy":
                 return np.lib.format.read_array(file, allow_pickle=False)
             with zipfile.ZipFile(file) as packed, packed.open(f"{name}.npy") as member:
@@ -159,26 +157,14 @@ def _header(file: BufferedIOBase | IO[bytes]) -> Header:
 
 
 def _headers_of_mat(file: BufferedIOBase, path: Path) -> dict[str, Header]:
-    import scipy.io  # of the extra data
-
     if file.read(len(_HDF5)) == _HDF5:
         raise DataError(
             f"{path} is of MATLAB 7.3, which is HDF5; expected an older version: save it again with "
             "save('name.mat', 'images', 'labels', '-v7')"
         )
-    file.seek(0)
     headers = {}
-    for name, shape, kind in scipy.io.whosmat(file):
-        size = _BYTES_IN_MATLAB.get(kind)
-        nbytes = None if size is None else size * math.prod(shape)
-        headers[name] = Header(shape, nbytes, f"of MATLAB's type {kind}")
+    for head in matlab.read_heads(matlab.mapped(file)):
+        size = _BYTES_IN_MATLAB.get(head.kind)
+        nbytes = None if size is None else size * math.prod(head.shape)
+        headers[head.name] = Header(head.shape, nbytes, f"of MATLAB's type {head.kind}")
     return headers
-
-
-def _read_mat(file: BufferedIOBase, name: str) -> npt.NDArray[Any]:
-    import scipy.io
-
-    found = scipy.io.loadmat(file, variable_names=[name])[name]
-    if not isinstance(found, np.ndarray) or found.dtype.hasobject:
-        raise ValueError(f"{name} is not an array of numbers or text")
-    return found

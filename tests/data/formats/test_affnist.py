@@ -107,7 +107,7 @@ BAD = {
     "MATLAB 7.3": (HDF, "cannot be read"),
     "other variable": (matlab(image=IMAGES), "cannot be read ('affNISTdata')"),
     "no struct": (matlab(affNISTdata=IMAGES), "cannot be read"),
-    "no labels": (without_labels(), "no field of name label_int"),
+    "no labels": (without_labels(), "cannot be read ('label_int')"),
     "images transposed": (changed(image=IMAGES.reshape(CASES, -1)), "uint8 of shape (320, 1600), "),
     "fewer labels": (with_labels(ONE_ROW[:, 1:]), "uint8 of shape (1, 319)"),
     "labels of halves": (with_labels(ONE_ROW + 0.5), "labels that are not integers"),
