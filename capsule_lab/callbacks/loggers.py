@@ -57,11 +57,11 @@ def flat_options(config: DictConfig) -> dict[str, Any]:
     container = to_container(config)
     container.pop("logger", None)
     objects = [*container.values(), *container.get("loss", {}).values()]
-    taken = [(group, each) for group in ("model", "module") for each in container.get(group, {})]
-    for group, key in taken:
-        value = container[group][key]
-        if isinstance(value, dict) and value in objects:
-            del container[group][key]
+    for name in ("model", "module"):
+        group = container.get(name, {})
+        for key, value in [*group.items()]:
+            if isinstance(value, dict) and value in objects:
+                del group[key]
     flat: dict[str, Any] = {}
     for key, value in container.items():
         flat |= dict(_flat(key, value))
