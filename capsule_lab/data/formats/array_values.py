@@ -48,11 +48,11 @@ def check_range(limits: Sequence[float] | None) -> None:
 def _is_range(limits: Sequence[float]) -> bool:
     if isinstance(limits, str) or not isinstance(limits, Sequence):
         return False
+    if len(limits) != 2:
+        return False
     for limit in limits:
         if not isinstance(limit, int | float) or not math.isfinite(limit):
             return False
-    if len(limits) != 2:
-        return False
     low, high = limits
     return low < high
 
