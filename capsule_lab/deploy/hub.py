@@ -100,8 +100,8 @@ def _sections(run: runs.Run, record: dict[str, Any]) -> Iterator[str]:
 def _result(run: runs.Run, metrics: dict[str, Any]) -> str:
     ready = runs.ready_weights.entry_of(run.checkpoint)
     if ready:
-        error = f"**{ready['error']:.2f} %**"
-        return f"Error on the test images: {error}, one training run: `{ready['command']}`"
+        measured = f"**{ready['error']:.2f} %**"
+        return f"Error on the test images: {measured}, one training run: `{ready['command']}`"
     error = complete_test(run, metrics).get("error")
     if error is None:
         return _NOT_TESTED

@@ -135,7 +135,7 @@ class _Exporter:
         second = self.conv(network.primary.conv)
         if network.padding == "same":
             # of the image and, with stride 1, of the first feature maps
-            _, *size = network.image_shape
+            size = network.image_shape[1:]
             for conv in (first, second):
                 left, right, top, bottom = same_padding(size, conv["size"][0], conv["stride"][0])
                 conv["pad"] = [top, left, bottom, right]

@@ -87,7 +87,13 @@ def classification_loss(module: ClassifierModule, batch: Batch, output: Any) -> 
     return loss
 
 
-@pytest.mark.parametrize(("given", "ratios"), [("balanced", None), ([1, 9, 2], [1, 9, 2])])
+@pytest.mark.parametrize(
+    ("given", "ratios"),
+    [
+        ("balanced", None),
+        ([1, 9, 2], [1, 9, 2]),
+    ],
+)
 def test_only_the_loss_of_training_is_weighted(given: Any, ratios: Any) -> None:
     module = modules.classifier(cross_entropy_loss, class_weights=given)
     batch = modules.batch()
@@ -107,7 +113,11 @@ def test_mixture_has_the_mean_of_the_weights_of_its_classes() -> None:
     module = modules.classifier(cross_entropy_loss, class_weights=[1, 2, 4])
     module.train()
     module.weight_of_class = torch.tensor([1.0, 2.0, 4.0])
-    shares = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]])
+    of_images = [
+        [0.5, 0.5, 0.0],
+        [0.0, 0.25, 0.75],
+    ]
+    shares = torch.tensor(of_images)
     batch = Batch(modules.batch(2).images, shares, torch.arange(2))
     output = module.network(batch.images)
     found = classification_loss(module, batch, output)
@@ -172,7 +182,13 @@ def test_results_by_class_have_names_and_the_error_of_a_constant_answer() -> Non
 def test_auroc_compares_the_scores_of_an_image_with_each_other() -> None:
     """All answers are right; one image has higher scores than another for all classes."""
     module = modules.classifier(cross_entropy_loss)
-    two_classes = torch.tensor([[0.2, 0.1], [0.9, 0.8], [0.3, 0.4], [0.8, 0.9]])
+    of_images = [
+        [0.2, 0.1],
+        [0.9, 0.8],
+        [0.3, 0.4],
+        [0.8, 0.9],
+    ]
+    two_classes = torch.tensor(of_images)
     scores = nn.functional.pad(two_classes, (0, 1), value=-9.0)
     batch = Batch(
         images=torch.zeros(4, 1, 4, 4),
@@ -184,11 +200,21 @@ def test_auroc_compares_the_scores_of_an_image_with_each_other() -> None:
     assert metric.compute() == {"auroc": 1.0}
 
 
-BALANCED = ["trainer.max_epochs=2", "trainer.precision=32-true", *NO_PICTURES]
+BALANCED = [
+    "trainer.max_epochs=2",
+    "trainer.precision=32-true",
+    *NO_PICTURES,
+]
+
+
+CORRECTIONS = [
+    "data.sampling=balanced",
+    "module.class_weights=balanced",
+]
 
 
 @pytest.mark.whole  # three fits
-@pytest.mark.parametrize("option", ["data.sampling=balanced", "module.class_weights=balanced"])
+@pytest.mark.parametrize("option", CORRECTIONS)
 def test_run_with_corrected_frequencies_resumes_exactly(
     tiny: Tiny, tmp_path: Path, option: str
 ) -> None:
