@@ -270,7 +270,8 @@ def interval_over_images(wrong: float, images: int) -> tuple[float, float]:
     """
     from scipy.stats import norm
 
-    return _wilson(wrong / images, images, float(norm.ppf(1 - LEVEL / 2)))
+    quantile = float(norm.ppf(1 - LEVEL / 2))
+    return _wilson(wrong / images, images, quantile)
 
 
 def interval_over_clusters(
@@ -294,19 +295,26 @@ def interval_over_clusters(
     number = len(deviations)
     if number < 2:
         return None
-    variance = number / (number - 1) * float(np.square(deviations).sum()) / images**2
+    squares = float(np.square(deviations).sum())
+    variance = number / (number - 1) * squares / images**2
     independent = float(number)  # as many as clusters if none or all images are wrong
     if 0 < share < 1:
-        independent = share * (1 - share) / max(variance, share * (1 - share) / images)
-    return _wilson(share, independent, float(student.ppf(1 - LEVEL / 2, number - 1)))
+        of_one = share * (1 - share)
+        independent = of_one / max(variance, of_one / images)
+    quantile = float(student.ppf(1 - LEVEL / 2, number - 1))
+    return _wilson(share, independent, quantile)
 
 
 def _wilson(share: float, images: float, quantile: float) -> tuple[float, float]:
     """Return the interval of Wilson 1927 in percent."""
     square = quantile**2 / images
-    center = (share + square / 2) / (1 + square)
-    half = math.sqrt(square * share * (1 - share) + square**2 / 4) / (1 + square)
-    return 100 * max(0.0, center - half), 100 * min(1.0, center + half)
+    divisor = 1 + square
+    center = (share + square / 2) / divisor
+    variance = square * share * (1 - share) + square**2 / 4
+    half = math.sqrt(variance) / divisor
+    low = max(0.0, center - half)
+    high = min(1.0, center + half)
+    return 100 * low, 100 * high
 
 
 def half_width(values: Sequence[float]) -> float | None:

@@ -165,14 +165,16 @@ def test_first_command_of_the_start_page_works_in_a_clone(
     _, name, *arguments = shlex.split(command)
     ended = cli(name, *arguments)
     assert ended.status == 0
-    assert ended.out.splitlines()[-1].split()[:2] == ["docs/seven.png", "7"]
+    *_, last = ended.out.splitlines()
+    assert last.split()[:2] == ["docs/seven.png", "7"]
 
 
 def shown(*arguments: str, width: int = 10_000) -> list[str]:
     """The lines of ``capsule-lab``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(width))
-        return call("", *arguments).out.splitlines()
+        ended = call("", *arguments)
+    return ended.out.splitlines()
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -308,6 +310,12 @@ def test_make_creates_a_missing_environment(tmp_path: Path) -> None:
     assert not venv.exists()
 
 
+def program(name: str) -> str:
+    path = shutil.which(name)
+    assert path is not None
+    return path
+
+
 @pytest.mark.parametrize("options", [[], ["TORCH=cpu"]])
 def test_make_hands_the_choice_of_torch_to_uv_or_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
@@ -316,19 +324,26 @@ def test_make_hands_the_choice_of_torch_to_uv_or_says_what_to_do(
     programs = tmp_path / "programs"
     programs.mkdir()
     environment = tmp_path / "environment"
-    (environment / "bin").mkdir(parents=True)
-    echo = shutil.which("echo") or ""
-    (environment / "bin" / "python").symlink_to(echo)
-    for name in ("sh", "cat", "sed"):
-        (programs / name).symlink_to(shutil.which(name) or "")
-    maker = shutil.which("make") or ""
-    command = [maker, "setup", f"VENV={environment}", "PYTHON=true", *options]
-    variables = {"PATH": str(programs)}
-    (programs / "true").symlink_to(shutil.which("true") or "")
-    without = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    python = environment / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(program("echo"))
+    for name in ("sh", "cat", "sed", "true"):
+        (programs / name).symlink_to(program(name))
+    command = [program("make"), "setup", f"VENV={environment}", "PYTHON=true", *options]
+
+    def made() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env={"PATH": str(programs)},
+            capture_output=True,
+            text=True,
+        )
+
+    without = made()
     (environment / ".ready").unlink(missing_ok=True)
-    (programs / "uv").symlink_to(echo)
-    with_uv = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    (programs / "uv").symlink_to(program("echo"))
+    with_uv = made()
     assert with_uv.returncode == 0, with_uv.stderr
     assert ("--torch-backend=cpu" in with_uv.stdout) is bool(options)
     assert bool(without.returncode) is bool(options)

@@ -223,15 +223,20 @@ def test_readme_has_at_most_940_words_beside_its_table_of_commands() -> None:
 def test_readme_lists_every_command_as_its_configuration_describes_it() -> None:
     text = (ROOT / "README.md").read_text()
     (table,) = re.findall(r"^## Commands\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
-    listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
-    expected = {name: head(file_of(name))[0] for name in names()}
-    assert listed == expected
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
+    expected = {}
+    for name in names():
+        first, *_ = head(file_of(name))
+        expected[name] = first
+    assert dict(rows) == expected
 
 
 def test_commands_of_readme_name_no_run_that_only_its_author_has() -> None:
-    commands = re.findall(r"^make .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^make .*$", text, re.MULTILINE)
     assert len(commands) > 5
-    assert [line for line in commands if re.search(r"runs/[\w-]+-[0-9a-f]{8}", line)] == []
+    for command in commands:
+        assert not re.search(r"runs/[\w-]+-[0-9a-f]{8}", command), command
 
 
 def test_readme_states_the_number_of_pitfalls() -> None:
@@ -255,37 +260,41 @@ def test_index_links_every_page(name: str, pages: list[Path]) -> None:
     index = ROOT / name
     links = re.findall(r"\]\(([^)#\s]+\.md)", index.read_text())
     linked = {(index.parent / link).resolve() for link in links}
-    missing = {id_of(page) for page in {*pages} - linked - {index}}
-    assert missing == set()
+    for page in pages:
+        assert page in {index, *linked}, id_of(page)
 
 
 def test_index_calls_every_page_by_its_title() -> None:
     """Otherwise a page has one name in the text and another one in the sidebar."""
     folder = ROOT / "docs"
-    rows = re.findall(r"^\| \[(.+?)\]\((.+?\.md)\) \|", (folder / "index.md").read_text(), re.M)
-    other_names = {}
-    for name, link in rows:
-        title = re.search(r"^# (.+)$", (folder / link).read_text(), re.M)
-        if title is None or title[1] != name:
-            other_names[name] = title and title[1]
+    index = (folder / "index.md").read_text()
+    rows = re.findall(r"^\| \[(.+?)\]\((.+?\.md)\) \|", index, re.MULTILINE)
     assert len(rows) > 40
-    assert other_names == {}
+    for name, link in rows:
+        page = (folder / link).read_text()
+        title = re.search(r"^# (.+)$", page, re.MULTILINE)
+        assert title is not None, link
+        assert title[1] == name, link
 
 
 def test_site_has_every_page_that_its_pages_link() -> None:
-    settings = ast.parse((ROOT / "docs" / "conf.py").read_text()).body
-    assigned = [each for each in settings if isinstance(each, ast.Assign)]
-    values = {ast.unparse(each.targets[0]): each.value for each in assigned}
+    settings = ast.parse((ROOT / "docs" / "conf.py").read_text())
+    values = {}
+    for statement in settings.body:
+        if isinstance(statement, ast.Assign):
+            target, *_ = statement.targets
+            values[ast.unparse(target)] = statement.value
     on_site: set[Path] = set()
     for pattern in ast.literal_eval(values["include_patterns"]):
-        for path in ROOT.glob(pattern.replace("**.", "**/*.")):
-            on_site.add(path.resolve())
+        paths = ROOT.glob(pattern.replace("**.", "**/*."))
+        on_site |= {path.resolve() for path in paths}
     missing = []
     for page in sorted(on_site):
         if page.suffix != ".md":
             continue
         for link in re.findall(r"\]\((?!https?:)([^)#\s]+\.md)", prose(page)):
-            if (page.parent / link).resolve() not in on_site:
+            linked = page.parent / link
+            if linked.resolve() not in on_site:
                 missing.append(f"{id_of(page)}: {link}")
     assert missing == []
 
@@ -293,7 +302,8 @@ def test_site_has_every_page_that_its_pages_link() -> None:
 def test_version_is_the_same_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == capsule_lab.__version__
-    studies = tomllib.loads((ROOT / "capsule_studies" / "pyproject.toml").read_text())["project"]
+    settings = (ROOT / "capsule_studies" / "pyproject.toml").read_text()
+    studies = tomllib.loads(settings)["project"]
     assert studies["version"] == capsule_lab.__version__
     assert f"capsule-lab[report]=={capsule_lab.__version__}" in studies["dependencies"]
     heading = r"^## \[(\d[^\]]*)\] - (\d{4}-\d\d-\d\d)$"

@@ -283,14 +283,22 @@ def test_weighted_loss_is_the_mean_of_weighted_losses_of_images(loss: Any) -> No
     weights = torch.tensor([0.5, 3.0, 1.0, 0.1], dtype=torch.float64)
     expected = torch.zeros((), dtype=torch.float64)
     for weight, score, label in zip(weights, scores, LABELS, strict=True):
-        expected += weight * loss(score[None], label[None]) / len(scores)
-    torch.testing.assert_close(loss(scores, LABELS, weights=weights), expected, **exact)
-    sum_over_four_images = spread_loss(scores, LABELS, weights=weights, reduction="sum")
-    torch.testing.assert_close(
-        sum_over_four_images, 4 * spread_loss(scores, LABELS, weights=weights), **exact
-    )
+        of_image = loss(score[None], label[None])
+        expected += weight * of_image
+    found = loss(scores, LABELS, weights=weights)
+    torch.testing.assert_close(found, expected / len(scores), **exact)
+
+
+def test_weighted_sum_of_spread_losses_is_their_mean_times_their_number() -> None:
+    scores = lengths()
+    weights = torch.tensor([0.5, 3.0, 1.0, 0.1], dtype=torch.float64)
+    found = spread_loss(scores, LABELS, weights=weights, reduction="sum")
+    mean = spread_loss(scores, LABELS, weights=weights)
+    torch.testing.assert_close(found, len(scores) * mean, **exact)
 
 
 def test_loss_refuses_weights_of_other_images() -> None:
+    scores = lengths()
+    weights = torch.ones(3)
     with pytest.raises(ValueError, match="margin_loss received weights"):
-        margin_loss(lengths(), LABELS, weights=torch.ones(3))
+        margin_loss(scores, LABELS, weights=weights)

@@ -1,5 +1,6 @@
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -102,32 +103,46 @@ def test_present_classes_are_those_above_nine_tenths() -> None:
 def unbalanced(images: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores of four classes, of which the last has no images, and labels; all numbers differ."""
     generator = torch.Generator().manual_seed(0)
-    labels = (torch.rand(images, generator=generator) ** 3 * 3).long()
+    uniform = torch.rand(images, generator=generator)
+    labels = (3 * uniform**3).long()
     scores = torch.rand(images, 4, generator=generator)
     scores[torch.arange(images), labels] += 0.3
     return scores, labels
 
 
+def update_in_parts(metric: Any, scores: torch.Tensor, labels: torch.Tensor) -> None:
+    for part, of_part in zip(scores.split(25), labels.split(25), strict=True):
+        metric.update(part, of_part)
+
+
 def test_balanced_error_and_recalls_equal_those_of_scikit_learn() -> None:
     scores, labels = unbalanced()
     metric = metrics.BalancedError(num_classes=4)
-    for part, of_part in zip(scores.split(25), labels.split(25), strict=True):
-        metric.update(part, of_part)
+    update_in_parts(metric, scores, labels)
     predictions = scores.argmax(1)
-    recalls = recall_score(labels, predictions, labels=range(4), average=None, zero_division=0)
-    expected = balanced_error_of(labels, predictions)
     assert 3 in predictions, "a wrong answer that is no image's class"
+    expected = balanced_error_of(labels, predictions)
     assert metric.compute().item() == pytest.approx(expected, abs=1e-4)
-    assert metric.recalls.tolist() == pytest.approx([*(100 * recalls)], abs=1e-4)
-    assert metric.images.tolist() == labels.bincount(minlength=4).tolist()
+    recalls = recall_score(
+        labels,
+        predictions,
+        labels=range(4),
+        average=None,
+        zero_division=0,
+    )
+    assert metric.recalls.numpy() == pytest.approx(100 * recalls, abs=1e-4)
+    counts = labels.bincount(minlength=4)
+    assert metric.images.tolist() == counts.tolist()
     micro = metrics.ErrorRate(num_classes=4)
     micro.update(scores, labels)
-    assert abs(micro.compute().item() - expected) > 1
+    difference = micro.compute().item() - expected
+    assert abs(difference) > 1
 
 
 def balanced_error_of(labels: torch.Tensor, predictions: torch.Tensor) -> float:
     with warnings.catch_warnings(action="ignore"):  # of predictions that are in no label
-        return float(100 * (1 - balanced_accuracy_score(labels, predictions)))
+        accuracy = balanced_accuracy_score(labels, predictions)
+    return float(100 * (1 - accuracy))
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3], ids=["activations", "logits"])
@@ -135,10 +150,14 @@ def test_auroc_equals_that_of_scikit_learn(scale: float) -> None:
     scores, labels = unbalanced()
     scores = scale * (scores - scores.mean())
     metric = metrics.AUROC()
-    for part, of_part in zip(scores.split(25), labels.split(25), strict=True):
-        metric.update(part, of_part)
-    areas = [roc_auc_score(labels == label, scores[:, label]) for label in range(3)]
-    assert metric.compute()["auroc"].item() == pytest.approx(sum(areas) / 3, abs=1e-6)
+    update_in_parts(metric, scores, labels)
+    areas = []
+    for label in range(3):
+        area = roc_auc_score(labels == label, scores[:, label])
+        areas.append(area)
+    expected = sum(areas) / len(areas)
+    found = metric.compute()
+    assert found["auroc"].item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_auroc_counts_equal_scores_half_and_is_undefined_for_one_class() -> None:
@@ -151,8 +170,9 @@ def test_auroc_counts_equal_scores_half_and_is_undefined_for_one_class() -> None
 
 
 def test_constant_error_is_that_of_the_other_classes() -> None:
-    assert metrics.constant_error(torch.tensor([95, 5]), 0) == 5
-    assert metrics.constant_error(torch.tensor([95, 5]), 1) == 95
+    counts = torch.tensor([95, 5])
+    assert metrics.constant_error(counts, 0) == 5
+    assert metrics.constant_error(counts, 1) == 95
 
 
 def rows_of_labels() -> tuple[torch.Tensor, torch.Tensor]:

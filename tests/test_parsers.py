@@ -63,7 +63,8 @@ def read_svhn(_: Path) -> Any:
 
 
 def read_arrays(path: Path) -> Any:
-    return ArraySource(str(path), None, None, None, None).load(train=True)
+    source = ArraySource(str(path), None, None, None, None)
+    return source.load(train=True)
 
 
 def npz(**arrays: Any) -> bytes:
@@ -74,7 +75,8 @@ def npz(**arrays: Any) -> bytes:
 
 PACKED = mnist_files.downloads(mnist_files.CONTENTS)
 NORB = bytes.fromhex("553d4c1e03000000020000000300000004000000") + bytes(range(24))
-PIXELS, CLASSES = np.zeros((4, 5, 6), np.uint8), np.arange(4)
+PIXELS = np.zeros((4, 5, 6), np.uint8)
+CLASSES = np.arange(4)
 PARSERS = {
     "IDX images": Parser(mnist_files.CONTENTS[IMAGES], f"MNIST/raw/{IMAGES}", read_mnist),
     "IDX labels": Parser(mnist_files.CONTENTS[LABELS], f"MNIST/raw/{LABELS}", read_mnist),

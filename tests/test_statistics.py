@@ -134,23 +134,31 @@ def test_interval_over_images_is_wilsons() -> None:
 def test_interval_over_clusters_knows_how_many_images_are_independent() -> None:
     """Twins have the interval of half as many images; all twins of many clusters, almost Wilson's."""
     generator = np.random.default_rng(0)
-    wrong = (generator.random(2000) < 0.1).astype(float)
-    twins = interval_over_clusters(np.repeat(wrong, 2), np.repeat(np.arange(2000), 2))
-    assert twins == pytest.approx(interval_over_images(wrong.sum(), 2000), abs=0.01)
-    single = interval_over_clusters(wrong, np.arange(2000))
-    assert single == pytest.approx(interval_over_images(wrong.sum(), 2000), abs=0.01)
+    is_wrong = generator.random(2000) < 0.1
+    wrong = is_wrong.astype(float)
+    numbers = np.arange(2000)
+    wilson = interval_over_images(wrong.sum(), 2000)
+    twins = interval_over_clusters(np.repeat(wrong, 2), np.repeat(numbers, 2))
+    assert twins == pytest.approx(wilson, abs=0.01)
+    single = interval_over_clusters(wrong, numbers)
+    assert single == pytest.approx(wilson, abs=0.01)
 
 
 @pytest.mark.parametrize(("share", "bound"), [(0.0, 0), (1.0, 1)])
 def test_interval_over_clusters_without_any_difference_counts_clusters(
     share: float, bound: int
 ) -> None:
-    found = interval_over_clusters(np.full(40, share), np.arange(40) // 10)
+    of_images = np.full(40, share)
+    clusters = np.arange(40) // 10
+    found = interval_over_clusters(of_images, clusters)
     assert found is not None
     assert found[bound] == pytest.approx(100 * share)
+    low, high = found
     square = stats.t.ppf(0.975, 3) ** 2
-    assert found[1] - found[0] == pytest.approx(100 * square / (4 + square))
-    assert interval_over_clusters(np.full(3, share), np.zeros(3)) is None
+    width = square / (4 + square)
+    assert high - low == pytest.approx(100 * width)
+    one_cluster = np.zeros(40)
+    assert interval_over_clusters(of_images, one_cluster) is None
 
 
 def test_overlap_of_folds_widens_the_paired_test() -> None:
@@ -159,7 +167,8 @@ def test_overlap_of_folds_widens_the_paired_test() -> None:
     corrected = paired_difference(FIRST, SECOND, overlap=1 / 3)
     assert corrected.estimate == plain.estimate
     assert corrected.df == plain.df
-    assert corrected.error == pytest.approx(plain.error * (1 + 4 / 3) ** 0.5)
+    factor = (1 + 4 / 3) ** 0.5
+    assert corrected.error == pytest.approx(factor * plain.error)
     assert corrected.p is not None
     assert plain.p is not None
     assert corrected.p > plain.p

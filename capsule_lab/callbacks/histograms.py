@@ -79,7 +79,8 @@ def _of_wandb(name: str, layer: LayerTrace) -> Mapping[str, Any]:
 def _histogram(values: Tensor) -> Any:
     from wandb import Histogram
 
-    return Histogram(np_histogram=np.histogram(values.float().cpu(), bins=_BINS))
+    counted = np.histogram(values.float().cpu(), bins=_BINS)
+    return Histogram(np_histogram=counted)
 
 
 def _log_to_tensorboard(writer: Any, name: str, layer: LayerTrace, step: int) -> None:

@@ -57,11 +57,11 @@ def flat_options(config: DictConfig) -> dict[str, Any]:
     container = to_container(config)
     container.pop("logger", None)
     objects = [*container.values(), *container.get("loss", {}).values()]
-    taken = [(group, each) for group in ("model", "module") for each in container.get(group, {})]
-    for group, key in taken:
-        value = container[group][key]
-        if isinstance(value, dict) and value in objects:
-            del container[group][key]
+    for name in ("model", "module"):
+        group = container.get(name, {})
+        for key, value in [*group.items()]:
+            if isinstance(value, dict) and value in objects:
+                del group[key]
     flat: dict[str, Any] = {}
     for key, value in container.items():
         flat |= dict(_flat(key, value))
@@ -154,8 +154,8 @@ def _log_to_tensorboard(
     if overrides is not None:
         command = shlex.join(["capsule-lab", "train", *overrides, *search_override()])
         writer.add_text("command", f"    {command}")
-    facts = [f"- **{name}**: {value}" for name, value in provenance.items()]
-    writer.add_text("provenance", "\n".join(facts))
+    facts = "\n".join(f"- **{name}**: {value}" for name, value in provenance.items())
+    writer.add_text("provenance", facts)
     shown: dict[str, Any] = {}
     for key, value in flat_options(config).items():
         if not key.startswith("callbacks."):  # they would be the first columns
@@ -202,7 +202,9 @@ class TensorBoard(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log metrics without the epoch that Lightning adds: TensorBoard would show its curve first."""
-        super().log_metrics({key: metrics[key] for key in metrics if key != "epoch"}, step)
+        without_epoch = dict(metrics)
+        without_epoch.pop("epoch", None)
+        super().log_metrics(without_epoch, step)
 
 
 class MLflow(MLFlowLogger):

@@ -88,7 +88,8 @@ class WorstImages(Callback):
         if self.worst is not None:
             pairs = zip(self.worst, tested, strict=True)
             tested = _Tested(*(torch.cat(pair) for pair in pairs))
-        self.worst = tested.chosen(tested.margin.argsort(stable=True)[: self.images])
+        order = tested.margin.argsort(stable=True)
+        self.worst = tested.chosen(order[: self.images])
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.worst is None:
@@ -152,4 +153,5 @@ def _table(worst: _Tested, decoded: Tensor | None, names: Any) -> tuple[list[str
 def _image(picture: Tensor) -> Any:
     from wandb import Image
 
-    return Image((255 * as_rgb(picture)).round().astype(np.uint8))  # it would draw floats black
+    levels = (255 * as_rgb(picture)).round()
+    return Image(levels.astype(np.uint8))  # it would draw floats black

@@ -52,7 +52,8 @@ def in_tables(places: Sequence[Place]) -> list[Place]:
     texts = set()
     for place in places:
         if _has_seed(place.own):
-            texts.add(place.own[0])
+            first, *_ = place.own
+            texts.add(first)
     tables = [*_tables_with(texts)]
     return [_place_of(place.own, tables) for place in places]
 
@@ -65,7 +66,7 @@ def _tables_with(texts: set[str]) -> Iterator[Table]:
     """Yield the tables whose files contain one of the texts; to read all of them takes a second."""
     for file in sorted(sweeps_dir().glob("*.yaml")):
         content = file.read_text(encoding="utf-8", errors="replace")
-        if any(map(content.__contains__, texts)):
+        if any(text in content for text in texts):
             try:
                 yield read_table(file)
             except TableError:
@@ -91,6 +92,8 @@ def _own(overrides: Sequence[str], table: Table, row: Row, column: Column) -> li
     if column.name not in row.overrides:
         return None
     of_table = merged(table.base, column.overrides, row.overrides[column.name])
-    first = [*overrides[: len(of_table)]]
-    own = [*overrides[len(of_table) :]]
-    return own if first == of_table and _has_seed(own) else None
+    count = len(of_table)
+    own = [*overrides[count:]]
+    if [*overrides[:count]] != of_table or not _has_seed(own):
+        return None
+    return own

@@ -95,8 +95,7 @@ def split_fold(
             f"data.folds is {folds}, but class {label} has {described}; expected {folds} or more of every class: "
             f"{instead}"
         )
-    is_held_out = fold_of_each(labels, groups, folds, seed) == fold
-    return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+    return _parts(labels, groups, folds, fold, seed)
 
 
 def split_groups(
@@ -117,7 +116,19 @@ def split_groups(
             f"{option} is {share}, one of {folds} parts without a common group, but class {label} has "
             f"{described}; expected {folds} or more of every class: {instead}"
         )
-    is_held_out = fold_of_each(labels, groups, folds, seed) == 0
+    return _parts(labels, groups, folds, 0, seed)
+
+
+def _parts(
+    labels: npt.NDArray[np.int64],
+    groups: Groups | None,
+    folds: int,
+    fold: int,
+    seed: int,
+) -> tuple[Indices, Indices]:
+    """Return the indices of the images of the other folds and of this one."""
+    of_each = fold_of_each(labels, groups, folds, seed)
+    is_held_out = of_each == fold
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 
 
@@ -126,12 +137,13 @@ def _rarest(labels: npt.NDArray[np.int64], groups: Groups | None) -> tuple[int, 
     counts = {}
     for label in np.unique(labels):
         is_of_class = labels == label
-        of_class = np.flatnonzero(is_of_class) if groups is None else groups[is_of_class]
-        counts[int(label)] = len(np.unique(of_class))
+        count = is_of_class.sum() if groups is None else len(np.unique(groups[is_of_class]))
+        counts[int(label)] = int(count)
     rarest = min(counts, key=counts.__getitem__)
+    fewest = counts[rarest]
     noun = "image" if groups is None else "group"
-    plural = "" if counts[rarest] == 1 else "s"
-    return rarest, counts[rarest], f"{counts[rarest]} {noun}{plural}"
+    plural = "" if fewest == 1 else "s"
+    return rarest, fewest, f"{fewest} {noun}{plural}"
 
 
 def take_stratified(

@@ -116,7 +116,8 @@ def shift(
     """Shift each image separately by at most ``largest`` whole pixels, padded with zeros (Sabour 2017, section 5)."""
     height, width = images.shape[2:]
     most_down, most_right = _down_and_right(largest)
-    padded = torch.nn.functional.pad(images, (most_right, most_right, most_down, most_down))
+    padding = (most_right, most_right, most_down, most_down)
+    padded = torch.nn.functional.pad(images, padding)
     return _windows(padded, most_down - down, most_right - right, height, width)
 
 

@@ -29,6 +29,9 @@ _ONE_CLASS = (
     "It classifies every image as one of its classes, also an image that shows none of them."
 )
 _SCORES = "Scores are not calibrated probabilities."
+_NOT_TESTED = (
+    "These weights were not tested on the whole test set, or the record of their test is not here."
+)
 
 
 def write_folder(run: runs.Run, out: Path) -> None:
@@ -56,25 +59,27 @@ def _check_folder(out: Path) -> None:
     """Check that a folder does not exist, or has no other files than ``FILES``."""
     if out.is_file():
         raise RunError(f"{out} is a file; expected a folder for to=hub: choose another out=")
-    found = sorted(file.name for file in out.iterdir()) if out.exists() else []
-    others = [name for name in found if name not in FILES]
-    if others:
-        raise RunError(
-            f"{out} has {others[0]}; expected a new folder, or one of an earlier export: choose another out="
-        )
+    if not out.exists():
+        return
+    for name in sorted(file.name for file in out.iterdir()):
+        if name not in FILES:
+            raise RunError(
+                f"{out} has {name}; expected a new folder, or one of an earlier export: choose another out="
+            )
 
 
 def card(run: runs.Run, record: dict[str, Any]) -> str:
     """Return the model card: what the network is, its measured error, its training, its use and its limits."""
-    title = f"{type(run.network).__name__} trained on {run.provenance['name']}"
+    network = type(run.network).__name__
     header = {
         "library_name": "capsule-lab",
         "pipeline_tag": "image-classification",
-        "tags": ["capsule-networks", type(run.network).__name__],
+        "tags": ["capsule-networks", network],
     }
+    written = yaml.safe_dump(header, sort_keys=False)
     parts = [
-        f"---\n{yaml.safe_dump(header, sort_keys=False)}---",
-        f"# {title}",
+        f"---\n{written}---",
+        f"# {network} trained on {run.provenance['name']}",
         *_sections(run, record),
     ]
     return "\n\n".join(parts) + "\n"
@@ -95,14 +100,17 @@ def _sections(run: runs.Run, record: dict[str, Any]) -> Iterator[str]:
 def _result(run: runs.Run, metrics: dict[str, Any]) -> str:
     ready = runs.ready_weights.entry_of(run.checkpoint)
     if ready:
-        return f"Error on the test images: **{ready['error']:.2f} %**, one training run: `{ready['command']}`"
-    images = metrics.get("image_counts", {}).get("test")
+        measured = f"**{ready['error']:.2f} %**"
+        return f"Error on the test images: {measured}, one training run: `{ready['command']}`"
     error = complete_test(run, metrics).get("error")
     if error is None:
-        return "These weights were not tested on the whole test set, or the record of their test is not here."
+        return _NOT_TESTED
+    images = metrics["image_counts"]["test"]
+    wrong = round(error * images / 100)
+    low, high = interval_over_images(wrong, images)
     text = f"Error on all {images:,} test images: **{error:.2f} %**"
-    low, high = interval_over_images(round(error * images / 100), images)
-    return f"{text} (95 % interval over images: {low:.2f} to {high:.2f} %), one training run."
+    interval = f"95 % interval over images: {low:.2f} to {high:.2f} %"
+    return f"{text} ({interval}), one training run."
 
 
 def _training(run: runs.Run, metrics: dict[str, Any]) -> Iterator[str]:
@@ -112,17 +120,29 @@ def _training(run: runs.Run, metrics: dict[str, Any]) -> Iterator[str]:
     yield f"Steps: {run.step:,} in {run.seconds / 60:.1f} minutes"
     if metrics:
         command = shlex.join(["capsule-lab", "train", *metrics["overrides"]])
+        version = metrics["versions"]["capsule-lab"]
         yield f"Command: `{command}`, seed {metrics['seed']}"
         yield f"Hardware: {metrics['hardware']}"
-        yield f"Version: capsule-lab {metrics['versions']['capsule-lab']}, commit {metrics['commit']}"
+        yield f"Version: capsule-lab {version}, commit {metrics['commit']}"
+
+
+_CODE = """\
+```python
+import capsule_lab
+
+network = capsule_lab.load("path/of/this/folder")
+network("picture.png")
+```
+"""
 
 
 def _use(record: dict[str, Any]) -> str:
     form = record["input_form"]
-    code = 'import capsule_lab\n\nnetwork = capsule_lab.load("path/of/this/folder")\nnetwork("picture.png")'
     return (
-        f"```python\n{code}\n```\n\nThe input is a {form['kind']}. `config.json` has the whole configuration, with the "
-        f"version of capsule-lab, {record['version']}, that wrote it."
+        f"{_CODE}\n"
+        f"The input is a {form['kind']}. "
+        "`config.json` has the whole configuration, with the version of capsule-lab, "
+        f"{record['version']}, that wrote it."
     )
 
 

@@ -51,7 +51,8 @@ class GridSweeper(Sweeper):
         try:
             failures = instantiate(self.options.launcher).launch(jobs)
         finally:
-            table, finished = listed(list(map(shlex.join, own)), configs)
+            names = [shlex.join(overrides) for overrides in own]
+            table, finished = listed(names, configs)
             sys.stdout.write(f"\n{table}\n")
         failed = []
         for job, is_finished in zip(jobs, finished, strict=True):
@@ -79,10 +80,11 @@ def _names(config: DictConfig, swept: list[str], own: list[str]) -> list[str]:
     group = config.name or " ".join(swept)
     job_type = " ".join(row) or "train"
     names = {"group": group[:_LONGEST], "job_type": job_type[:_LONGEST]}
-    chosen = [options for options in (config.get("logger") or {}).values() if options]
-    for key in [*names]:
-        if any(options.get(key) for options in chosen):
-            del names[key]
+    loggers = config.get("logger") or {}
+    for options in loggers.values():
+        for key in [*names]:
+            if options and options.get(key):
+                del names[key]
     return names_for_loggers(config, names)
 
 

@@ -98,8 +98,9 @@ class LocalLauncher:
                     failure = process.error()
                     ended[process.job.fingerprint] = failure
                     if failure is None:
-                        minutes.append((time.monotonic() - process.start_time) / 60)
-                    left = _left(len(jobs) - len(ended), len(jobs), minutes, places)
+                        minutes.append(process.minutes)
+                    remaining = len(jobs) - len(ended)
+                    left = _left(remaining, len(jobs), minutes, places)
                     _log_end(process, failure, left)
         return ended
 
@@ -121,8 +122,8 @@ def _log_end(process: _Process, error: str | None, left: str) -> None:
     if error:
         log.info("%s: failed: %s", process.label, error)
         return
-    minutes = (time.monotonic() - process.start_time) / 60
-    log.info("%s: %s in %.1f min%s", process.label, process.job.outcome(), minutes, left)
+    outcome = process.job.outcome()
+    log.info("%s: %s in %.1f min%s", process.label, outcome, process.minutes, left)
 
 
 def _left(left: int, count: int, minutes: Sequence[float], places: int) -> str:
@@ -130,7 +131,8 @@ def _left(left: int, count: int, minutes: Sequence[float], places: int) -> str:
     if not (left and minutes):
         return ""
     rounds = math.ceil(left / places)
-    return f"; {left} of {count} left, about {rounds * fmean(minutes):.0f} min"
+    expected = rounds * fmean(minutes)
+    return f"; {left} of {count} left, about {expected:.0f} min"
 
 
 def _check_count(option: str, value: Any, expected: str) -> None:
@@ -148,6 +150,11 @@ class _Process:
     start_time: float
     shown: int
     first_byte: int
+
+    @property
+    def minutes(self) -> float:
+        """Minutes since the start."""
+        return (time.monotonic() - self.start_time) / 60
 
     def new_output(self) -> str:
         """Return the text written to the log since the last call."""

@@ -136,9 +136,11 @@ def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     weights = {}
     for name, value in dict.items(stored):
         if type(name) is not str or type(value) not in (Tensor, nn.Parameter):
+            kind = type(value).__name__
+            shown = str(name)[:80]
             raise RunError(
-                f"{path} has {type(value).__name__} for {str(name)[:80]!a} among its weights; expected tensors by "
-                "name, as network.state_dict() returns them"
+                f"{path} has {kind} for {shown!a} among its weights; expected tensors by name, as "
+                "network.state_dict() returns them"
             )
         weights[name.removeprefix("network.")] = value
     size = sum(value.nbytes for value in weights.values())
@@ -153,7 +155,8 @@ def described(weight: Tensor | None) -> str:
     """Return type and shape of a tensor for an error message."""
     if weight is None:
         return "nothing"
-    return f"{str(weight.dtype).removeprefix('torch.')} of shape {tuple(weight.shape)}"
+    dtype = str(weight.dtype).removeprefix("torch.")
+    return f"{dtype} of shape {tuple(weight.shape)}"
 
 
 def write_safetensors(path: Path, weights: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
@@ -224,7 +227,8 @@ def checkpoint_to_resume(
             f"{path} was trained on another split or version of the data; restore it, or start a new run"
         )
     _check_same_network(path, record["config"]["model"], to_container(config.model))
-    frozen = record["config"].get("train", {}).get("freeze") or []
+    options = record["config"].get("train", {})
+    frozen = options.get("freeze") or []
     if frozen != [*(config.train.freeze or ())]:  # the optimizer has the state of other weights
         raise RunError(
             f"{path} was trained with train.freeze=[{','.join(frozen)}]; expected the same, or a new run by "

@@ -94,7 +94,8 @@ def find_checkpoint(path: str | Path, *names: str) -> Path:
     path = expanded(path)
     choices = [path]
     if path.is_dir():
-        choices = [path / "checkpoints" / name for name in names or ("best.ckpt", "last.ckpt")]
+        of_run = names or ("best.ckpt", "last.ckpt")
+        choices = [path / "checkpoints" / name for name in of_run]
         if not names:
             choices.append(path / PUBLISHED_WEIGHTS)
     for choice in choices:

@@ -102,8 +102,9 @@ def load(config: DictConfig, network: nn.Module) -> InitialWeights:
     }
     trained = f", trained on {data['name']}" if data else ""
     counts = f"{len(fitting)} of the network's {len(own)} tensors are loaded"
+    first = f"starting from {given}{trained}: {counts}"
     lines = [
-        printable(f"starting from {given}{trained}: {counts}"),
+        printable(first),
         *_listed("new, as they have another shape there", other_shape),
         *_listed("new, as they are not there", absent),
         *_listed("of the file, not used", unknown),
@@ -177,7 +178,7 @@ def _listed(what: str, names: Sequence[str]) -> list[str]:
 def _modules(names: Iterable[str]) -> list[str]:
     counts: dict[str, int] = {}
     for name in names:
-        module = name.partition(".")[0]
+        module, _, _ = name.partition(".")
         counts[module] = counts.get(module, 0) + 1
     return [f"{module} ({count})" for module, count in counts.items()]
 
@@ -199,12 +200,14 @@ def _nothing_fits(source: Source, config: DictConfig, own: Mapping[str, Tensor])
 
 def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """Return what to change so that the network is that of the file; an empty text if it is already."""
-    before = str(there.get("_target_")).rpartition(".")[2]
-    now = str(here["_target_"]).rpartition(".")[2]
+    _, _, before = str(there.get("_target_")).rpartition(".")
+    _, _, now = str(here["_target_"]).rpartition(".")
     if before != now:
         return f"a model=… that is a {before}, as in the file, instead of {now}"
-    overrides = " ".join(_differing(there, here, "model"))
-    return f"the options of its network, {overrides}" if overrides else ""
+    overrides = [*_differing(there, here, "model")]
+    if not overrides:
+        return ""
+    return f"the options of its network, {' '.join(overrides)}"
 
 
 def _differing(there: Mapping[str, Any], here: Mapping[str, Any], parent: str) -> Iterator[str]:

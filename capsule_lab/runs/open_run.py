@@ -69,21 +69,24 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return a table of the facts that ``train`` prints, for a notebook."""
-        parameters = sum(parameter.numel() for parameter in self.module.network.parameters())
+        network = self.module.network
+        parameters = sum(parameter.numel() for parameter in network.parameters())
         facts = {
-            "network": f"{type(self.module.network).__name__}, {parameters:,} parameters",
+            "network": f"{type(network).__name__}, {parameters:,} parameters",
             "data": self.provenance["name"],
             "trained": f"{self.step} steps in {self.seconds / 60:.1f} min",
             "weights": str(self.checkpoint),
         }
-        tested = (results.read_metrics(self.directory) or {}).get("test")
+        metrics = results.read_metrics(self.directory) or {}
+        tested = metrics.get("test")
         if tested:
-            facts["result of the run"] = "".join(results.describe_metrics("test", tested))
+            described = results.describe_metrics("test", tested)
+            facts["result of the run"] = "".join(described)
         facts["methods"] = ", ".join(f"run.{name}()" for name in _methods())
-        rows = [
-            f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in facts.items()
-        ]
-        return f"<table>{''.join(rows)}</table>"
+        rows = ""
+        for name, value in facts.items():
+            rows += f"<tr><th>{name}</th><td>{escape(value)}</td></tr>"
+        return f"<table>{rows}</table>"
 
     if not TYPE_CHECKING:  # otherwise type checkers accept every name
 
@@ -91,7 +94,8 @@ class Run:
             methods = {} if name.startswith("_") else _methods()
             if name not in methods:
                 raise AttributeError(f"a Run has no {name!r}; {suggest(name, methods)}")
-            return partial(methods[name].load(), self)
+            method = methods[name].load()
+            return partial(method, self)
 
         def __dir__(self) -> list[str]:
             return [*super().__dir__(), *_methods()]

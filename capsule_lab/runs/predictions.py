@@ -76,12 +76,14 @@ def concatenated(parts: Sequence[Predictions]) -> Predictions:
         if part.cluster is not None:
             clusters.append(first + part.cluster)
             first += int(part.cluster.max()) + 1
-    return Predictions(
-        np.concatenate([part.label for part in parts]),
-        np.concatenate([part.prediction for part in parts]),
-        np.concatenate([part.margin for part in parts]),
-        np.concatenate(clusters) if len(clusters) == len(parts) else None,
-    )
+    together = {}
+    for name in ("label", "prediction", "margin"):
+        arrays = [getattr(part, name) for part in parts]
+        together[name] = np.concatenate(arrays)
+    cluster = None
+    if len(clusters) == len(parts):
+        cluster = np.concatenate(clusters)
+    return Predictions(**together, cluster=cluster)
 
 
 def write(directory: Path, file: str, arrays: Mapping[str, Array]) -> dict[str, str]:

@@ -35,7 +35,10 @@ def entry_of(file: Path) -> dict[str, Any] | None:
     if file.suffix != ".safetensors":
         return None
     digest = sha256(file)
-    return next((entry for entry in index().values() if entry["sha256"] == digest), None)
+    for entry in index().values():
+        if entry["sha256"] == digest:
+            return entry
+    return None
 
 
 def file_of(name: str) -> Path:

@@ -331,15 +331,22 @@ def describe_constant(result: Mapping[str, Any]) -> str:
 
 def describe_classes(result: Mapping[str, Any], split: str) -> str:
     """Describe balanced error, AUROC and the lowest recalls, if the tested classes are unbalanced; else ``""``."""
-    classes, metrics = result.get("classes", {}), result[split]
-    recalls, images = classes.get("recall", {}), classes.get("images", {})
+    classes = result.get("classes", {})
+    recalls = classes.get("recall", {})
+    images = classes.get("images", {})
     counts = [images[name] for name in recalls]
     if not counts or max(counts) < _UNBALANCED * min(counts):
         return ""
-    auroc = f", AUROC {metrics['auroc']:.3f}" if "auroc" in metrics else ""
-    worst = sorted(recalls, key=recalls.__getitem__)[:_WORST]
-    lowest = [f"{printable(name)} {recalls[name]:.1f} % of {images[name]} images" for name in worst]
-    return f"balanced error {metrics['balanced_error']:.2f} %{auroc}; lowest recall: {', '.join(lowest)}"
+    metrics = result[split]
+    described = f"balanced error {metrics['balanced_error']:.2f} %"
+    if "auroc" in metrics:
+        described += f", AUROC {metrics['auroc']:.3f}"
+    worst = sorted(recalls, key=recalls.__getitem__)
+    lowest = []
+    for name in worst[:_WORST]:
+        recall = f"{recalls[name]:.1f} % of {images[name]} images"
+        lowest.append(f"{printable(name)} {recall}")
+    return f"{described}; lowest recall: {', '.join(lowest)}"
 
 
 def describe_data(provenance: Mapping[str, Any]) -> str:

@@ -74,7 +74,10 @@ def _outcome(result: Mapping[str, Any]) -> str:
 
 def _classes(result: Mapping[str, Any]) -> list[str]:
     described = describe_classes(result, "test")
-    return ["classes".ljust(_INDENT) + escape(described)] if described else []
+    if not described:
+        return []
+    heading = "classes".ljust(_INDENT)
+    return [heading + escape(described)]
 
 
 def _training(result: Mapping[str, Any]) -> str:
@@ -98,16 +101,20 @@ def _start(result: Mapping[str, Any]) -> list[str]:
     start = result.get("start_from")
     if not start:
         return []
-    data = f" ({describe_data(start['data'])})" if start["data"] else ""
-    text = f"{start['file']}{data}: {start['loaded']} tensors loaded, {start['new']} new"
-    return [f"start       {escape(text)}"]
+    source = start["file"]
+    if start["data"]:
+        source += f" ({describe_data(start['data'])})"
+    counts = f"{start['loaded']} tensors loaded, {start['new']} new"
+    text = escape(f"{source}: {counts}")
+    return [f"start       {text}"]
 
 
 def _parameters(result: Mapping[str, Any]) -> str:
+    count = result["parameters"]
     frozen = result.get("frozen_parameters", 0)
     if not frozen:
-        return f"{result['parameters']:,} parameters"
-    return f"{result['parameters'] - frozen:,} of {result['parameters']:,} parameters, the others frozen"
+        return f"{count:,} parameters"
+    return f"{count - frozen:,} of {count:,} parameters, the others frozen"
 
 
 def _routes(chosen: Mapping[str, Any]) -> bool:

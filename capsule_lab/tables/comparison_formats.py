@@ -73,8 +73,11 @@ def on_terminal(compared: Sequence[Compared]) -> Sheet:
     """Return a sheet with a row for each comparison, named by the comparison and the names of its rows."""
     rows = []
     for line, row in zip(compared, rows_of(compared), strict=True):
-        label = f"{line.comparison.name}: {line.by('name')}" + ("" if line.real else " (stand-in)")
-        rows.append(Row([label, *row.cells[1:]], row.style))
+        label = f"{line.comparison.name}: {line.by('name')}"
+        if not line.real:
+            label += " (stand-in)"
+        _, *cells = row.cells
+        rows.append(Row([label, *cells], row.style))
     return Sheet("Comparisons", HEADINGS, rows, TEXTS, caption=EXPLANATION)
 
 
@@ -176,9 +179,12 @@ def _draw_runs(axis: Axes, place: int, point: Point) -> None:
 
 def _interval(point: Point) -> tuple[float, float, float]:
     """Return the mean of a row and the ends of its interval: over runs; over test images if runs are folds."""
-    of_row = point.entry.ours if point.runs[0].real else point.entry.standin
+    first, *_ = point.runs
+    of_row = point.entry.ours if first.real else point.entry.standin
     if isinstance(of_row, Mean) and of_row.by_fold:
-        return of_row.center, *(of_row.over_images or (of_row.center, of_row.center))
+        center = of_row.center
+        low, high = of_row.over_images or (center, center)
+        return center, low, high
     values = point.values
     center = sum(values) / len(values)
     half = statistics.half_width(values) or 0.0

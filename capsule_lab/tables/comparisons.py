@@ -64,8 +64,10 @@ class Pair:
 
     def by(self, key: Literal["label", "name"]) -> str:
         """Return ``name``, or the same with the short names of rows and columns."""
-        row, column = getattr(self.first.row, key), getattr(self.first.column, key)
-        other_row, other_column = getattr(self.second.row, key), getattr(self.second.column, key)
+        row = getattr(self.first.row, key)
+        column = getattr(self.first.column, key)
+        other_row = getattr(self.second.row, key)
+        other_column = getattr(self.second.column, key)
         if self.first.column == self.second.column:
             return f"{row} against {other_row}"
         if self.first.row == self.second.row:
@@ -98,7 +100,9 @@ class Pair:
         """The values of ``runs``; with folds, the mean of each fold over seeds."""
         first, second = self.runs
         if self.folds is not None:
-            return [*means_by_fold(first).values()], [*means_by_fold(second).values()]
+            first_means = means_by_fold(first)
+            second_means = means_by_fold(second)
+            return [*first_means.values()], [*second_means.values()]
         return values_of(first), values_of(second)
 
     @property
@@ -281,7 +285,12 @@ def _over_seeds(pair: Pair, common: Spread | None) -> Difference:
         return statistics.unpaired_difference(*pair.values, margin=margin, common=common)
     # each image is tested on in one fold, and not in the others
     overlap = 0.0 if pair.folds is None else 1 / (pair.folds - 1)
-    return statistics.paired_difference(*pair.values, margin=margin, common=common, overlap=overlap)
+    return statistics.paired_difference(
+        *pair.values,
+        margin=margin,
+        common=common,
+        overlap=overlap,
+    )
 
 
 def _over_images(pair: Pair) -> Difference | None:
@@ -308,7 +317,9 @@ def _over_images(pair: Pair) -> Difference | None:
         return None
     if unit == "images" and len(first) == len(second) == 1:
         found = statistics.mcnemar(first[0].wrong, second[0].wrong)
-        return found if pair.folds is None else replace(found, test=f"{found.test} of each fold")
+        if pair.folds is None:
+            return found
+        return replace(found, test=f"{found.test} of each fold")
     clusters = first[0].cluster if unit == "clusters" else np.arange(len(labels))
     if clusters is None:
         return None

@@ -415,8 +415,13 @@ def _mean(runs: Sequence[Run]) -> Mean:
 def _over_folds(runs: Sequence[Run]) -> Mean:
     by_fold = means_by_fold(runs)
     values = [*by_fold.values()]
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return Mean(statistics.fmean(values), std, len(runs), _interval_over_folds(runs), by_fold)
+    return Mean(
+        center=statistics.fmean(values),
+        std=statistics.stdev(values) if len(values) > 1 else None,
+        count=len(runs),
+        over_images=_interval_over_folds(runs),
+        by_fold=by_fold,
+    )
 
 
 def means_by_fold(runs: Iterable[Run]) -> dict[int, float]:
@@ -438,9 +443,14 @@ def _interval_over_folds(runs: Sequence[Run]) -> tuple[float, float] | None:
         if run.predictions is None or run.cell.fold is None:
             return None
         of_folds[run.cell.fold.index].append(run.predictions)
-    shares = [np.mean([each.wrong for each in of_fold], axis=0) for of_fold in of_folds.values()]
+    shares = []
+    firsts = []
+    for of_fold in of_folds.values():
+        of_seeds = [predictions.wrong for predictions in of_fold]
+        shares.append(np.mean(of_seeds, axis=0))
+        firsts.append(of_fold[0])
     wrong = np.concatenate(shares)
-    clusters = concatenated([of_fold[0] for of_fold in of_folds.values()]).cluster
+    clusters = concatenated(firsts).cluster
     if clusters is None:
         return interval_over_images(wrong.sum(), len(wrong))
     return interval_over_clusters(wrong, clusters)

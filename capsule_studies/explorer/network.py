@@ -134,9 +134,8 @@ class _Exporter:
         first = self.conv(network.conv)
         second = self.conv(network.primary.conv)
         if network.padding == "same":
-            size = network.image_shape[
-                1:
-            ]  # of the image and, with stride 1, of the first feature maps
+            # of the image and, with stride 1, of the first feature maps
+            size = network.image_shape[1:]
             for conv in (first, second):
                 left, right, top, bottom = same_padding(size, conv["size"][0], conv["stride"][0])
                 conv["pad"] = [top, left, bottom, right]
@@ -197,9 +196,8 @@ class _Exporter:
             return [{"op": "padded_shortcut", "added": added, "stride": stride}]
         if isinstance(module, nn.Identity | nn.Dropout):
             return []
-        if (
-            type(module).__name__ == "BasicBlock"
-        ):  # of torchvision, which only residual networks need
+        # of torchvision, which only residual networks need
+        if type(module).__name__ == "BasicBlock":
             return [self.residual(module)]
         raise unsupported(type(module).__name__)
 

@@ -228,9 +228,11 @@ def test_rows_in_the_range_of_the_last() -> None:
 def test_an_image_of_three_channels_is_drawn_in_colour(
     values: list[float], expected: list[float]
 ) -> None:
+    colour = torch.tensor(values).view(3, 1, 1)
     axis = Figure().subplots()
-    plotting.draw_image(axis, torch.tensor(values).view(3, 1, 1).expand(3, *SHAPE))
-    drawn = np.asarray(axis.images[0].get_array())
+    plotting.draw_image(axis, colour.expand(3, *SHAPE))
+    (shown,) = axis.images
+    drawn = np.asarray(shown.get_array())
     assert drawn.shape == (*SHAPE, 3)
     np.testing.assert_allclose(drawn[0, 0], expected, atol=1e-6)
 
@@ -238,5 +240,7 @@ def test_an_image_of_three_channels_is_drawn_in_colour(
 def test_an_image_of_one_channel_is_drawn_dark_on_white() -> None:
     axis = Figure().subplots()
     plotting.draw_image(axis, torch.tensor([[[0.0, 1.0]]]))
-    light, dark = axis.images[0].to_rgba(axis.images[0].get_array())[0, :, 0]
+    (shown,) = axis.images
+    colours = shown.to_rgba(shown.get_array())
+    light, dark = colours[0, :, 0]
     assert light > dark

@@ -172,17 +172,20 @@ def test_constant_answer_of_weighted_classes_is_that_of_weighted_frequencies(
 ) -> None:
     """Classes of 95:5 images with balanced weights cost as much as 50:50, 0.2133, not 0.04."""
     capsnet.weight_of_class = weights_of_classes(torch.tensor([95, 5, 0]))
-    labels = torch.tensor([0] * 95 + [1] * 5)
-    losses = {"start": 0.2143, "end": 0.2135, "noise": 1e-4, "epochs": 3}
-    of_trainer = {"classes": 3}
-    (message,) = warnings(
-        caplog, **losses, labels=labels, of_trainer=of_trainer, module=capsnet, train=50.0
-    )
+    facts = {
+        "start": 0.2143,
+        "end": 0.2135,
+        "noise": 1e-4,
+        "epochs": 3,
+        "labels": torch.tensor([0] * 95 + [1] * 5),
+        "of_trainer": {"classes": 3},
+        "module": capsnet,
+        "train": 50.0,
+    }
+    (message,) = warnings(caplog, **facts)
     assert "is that of a network that ignores its input, 0.213" in message
     capsnet.weight_of_class = None
-    (message,) = warnings(
-        caplog, **losses, labels=labels, of_trainer=of_trainer, module=capsnet, train=50.0
-    )
+    (message,) = warnings(caplog, **facts)
     assert "its answers are saturated" in message
 
 
@@ -205,8 +208,10 @@ def test_error_of_validation_does_not_count_after_balanced_sampling(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A constant answer has an error of 90 % in training and of 5 % in an unbalanced validation."""
-    assert len(warnings(caplog, of_trainer={"sampling": "balanced"}, train=90.0, val=5.0)) == 1
-    assert warnings(caplog, of_trainer={"sampling": "balanced"}, train=70.0, val=90.0) == []
+    balanced = {"sampling": "balanced"}
+    found = warnings(caplog, of_trainer=balanced, train=90.0, val=5.0)
+    assert len(found) == 1
+    assert warnings(caplog, of_trainer=balanced, train=70.0, val=90.0) == []
     assert warnings(caplog, train=90.0, val=5.0) == []
 
 

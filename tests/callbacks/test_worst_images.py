@@ -21,7 +21,10 @@ class Recorded(WandbLogger):
         self.metrics: dict[str, Any] = {}
 
     def log_table(self, key: str, columns: Any = None, data: Any = None, **_: Any) -> None:
-        self.tables[key] = [dict(zip(columns, row, strict=True)) for row in data]
+        self.tables[key] = []
+        for row in data:
+            named = dict(zip(columns, row, strict=True))
+            self.tables[key].append(named)
 
     def log_metrics(self, metrics: Any, step: Any = None) -> None:
         self.metrics |= metrics
@@ -39,14 +42,22 @@ def trainer_of(*loggers: Any) -> Any:
 
 def batch_of(scores: list[list[float]], labels: Any, *, crops: int = 0) -> tuple[Any, Batch]:
     size = len(scores)
-    shape = (size, crops, 1, 8, 8) if crops else (size, 1, 8, 8)
-    images = torch.arange(size).view(-1, *[1] * (len(shape) - 1)).expand(shape) / size
+    shades = torch.arange(size) / size
+    images = shades.view(-1, 1, 1, 1).expand(size, 1, 8, 8)
+    if crops:
+        images = images[:, None].expand(-1, crops, -1, -1, -1)
     outputs = {"output": CapsuleOutput(torch.tensor(scores))}
-    return outputs, Batch(images, torch.tensor(labels), torch.arange(size))
+    batch = Batch(images, torch.tensor(labels), torch.arange(size))
+    return outputs, batch
 
 
-CNN = SimpleNamespace(network=BaselineCNN((1, 8, 8), num_classes=3, channels=[2], hidden=[2]))
-CONFIDENT = [[0.9, 0.1, 0.0], [0.1, 0.5, 0.4], [0.2, 0.3, 0.1]]
+NETWORK = BaselineCNN((1, 8, 8), num_classes=3, channels=[2], hidden=[2])
+CNN = SimpleNamespace(network=NETWORK)
+CONFIDENT = [
+    [0.9, 0.1, 0.0],
+    [0.1, 0.5, 0.4],
+    [0.2, 0.3, 0.1],
+]
 
 
 def rows_of(callback: WorstImages, *batches: tuple[Any, Batch]) -> list[dict[str, Any]]:
@@ -83,14 +94,18 @@ def test_any_number_of_labels_is_left_out() -> None:
 
 
 def test_several_labels_have_several_predictions() -> None:
-    (row,) = rows_of(WorstImages(1), batch_of([[0.9, 0.2, 0.5]], [[0, 1]]))
+    batch = batch_of([[0.9, 0.2, 0.5]], [[0, 1]])
+    (row,) = rows_of(WorstImages(1), batch)
     assert (row["label"], row["prediction"]) == ("0, 1", "0, 2")
     assert (row["score"], row["margin"]) == pytest.approx((0.5, -0.3))
 
 
 def test_picture_is_dark_on_white() -> None:
-    rows = rows_of(WorstImages(3), batch_of(CONFIDENT, [0, 1, 1]))
-    shades = {row["number"]: int(np.asarray(row["image"].image).max()) for row in rows}
+    batch = batch_of(CONFIDENT, [0, 1, 1])
+    shades = {}
+    for row in rows_of(WorstImages(3), batch):
+        pixels = np.asarray(row["image"].image)
+        shades[row["number"]] = pixels.max()
     assert shades == {0: 255, 1: 170, 2: 85}
 
 
@@ -104,12 +119,19 @@ def test_nothing_is_kept_without_such_a_logger() -> None:
 def test_histograms_have_activations_and_the_couplings_of_each_iteration() -> None:
     network = CapsNet((1, 28, 28), num_classes=3, channels=2, decoder=None).eval()
     logger = Recorded()
-    batch = Batch(torch.rand(4, 1, 28, 28), torch.tensor([0, 1, 2, 0]), torch.arange(4))
+    batch = Batch(
+        images=torch.rand(4, 1, 28, 28),
+        labels=torch.tensor([0, 1, 2, 0]),
+        key=torch.arange(4),
+    )
     module = SimpleNamespace(network=network)
-    CapsuleHistograms(2).on_test_batch_end(trainer_of(logger), module, {}, batch, 0)
+    callback = CapsuleHistograms(2)
+    callback.on_test_batch_end(trainer_of(logger), module, {}, batch, 0)
     counts = {key: sum(each.histogram) for key, each in logger.metrics.items()}
-    children = 6 * 6 * 32
+    couplings = 2 * (6 * 6 * 32) * 3  # of two images
     assert counts == {
         "test/activations/digits": 2 * 3,
-        **{f"test/couplings/digits/iteration_{n}": 2 * children * 3 for n in (1, 2, 3)},
+        "test/couplings/digits/iteration_1": couplings,
+        "test/couplings/digits/iteration_2": couplings,
+        "test/couplings/digits/iteration_3": couplings,
     }

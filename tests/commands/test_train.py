@@ -674,13 +674,15 @@ def read_hparams(events: Any) -> tuple[dict[str, Any], list[str]]:
     """The options and the names of metrics that the dashboard HPARAMS shows."""
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    content = events.summary_metadata
-    start, experiment = (
-        HParamsPluginData.FromString(content[f"_hparams_/{name}"].plugin_data.content)
-        for name in ("session_start_info", "experiment")
-    )
-    metrics = [metric.name.tag for metric in experiment.experiment.metric_infos]
-    return dict(start.session_start_info.hparams), metrics
+    def read(name: str) -> Any:
+        summary = events.summary_metadata[f"_hparams_/{name}"]
+        content = HParamsPluginData.FromString(summary.plugin_data.content)
+        return getattr(content, name)
+
+    options = read("session_start_info").hparams
+    infos = read("experiment").metric_infos
+    metrics = [info.name.tag for info in infos]
+    return dict(options), metrics
 
 
 def test_ctrl_c_saves_a_checkpoint_and_prints_the_command_to_continue(

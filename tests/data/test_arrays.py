@@ -114,6 +114,12 @@ def check(data: ArraysDataModule, images: np.ndarray, classes: np.ndarray = CLAS
     assert data.spec.image_shape == images.shape[1:]
 
 
+def rows_of(data: ArraysDataModule, part: str) -> list[int]:
+    """The rows of the file that a part has, in order."""
+    rows = data.sets[part].images.rows
+    return sorted(rows.tolist())
+
+
 def moved(images: np.ndarray, axes: str) -> np.ndarray:
     """The images with their axes in this order."""
     if "c" not in axes:
@@ -183,7 +189,8 @@ def test_the_log_states_what_rounding_changes(caplog: pytest.LogCaptureFixture) 
 
 def test_pixels_are_converted_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capsule_lab.data.formats.array_values._BLOCK", 5 * HEIGHT * WIDTH)
-    check(module(save("a.npz", images=GREY / 255, labels=CLASSES)), GREY)
+    path = save("a.npz", images=GREY / 255, labels=CLASSES)
+    check(module(path), GREY)
 
 
 GAPS = np.array([10, -3, 7])[CLASSES]
@@ -211,16 +218,20 @@ def test_every_form_of_label_names_its_classes(kind: str) -> None:
 
 def test_matlab_has_labels_as_columns_and_as_text() -> None:
     for labels in (CLASSES[:, None] + 1.0, NAMES):
-        check(module(save("a.mat", images=GREY[:, 0], labels=labels)), GREY)
+        path = save("a.mat", images=GREY[:, 0], labels=labels)
+        check(module(path), GREY)
+
+
+def digest_of(name: str) -> str:
+    content = Path(name).read_bytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def test_a_pair_of_npy_files_is_read() -> None:
     path = save("x.npy", images=COLOUR)
     data = module(path, labels=str(save("y.npy", labels=NAMES)))
     check(data, COLOUR)
-    digests = {
-        name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in ("x.npy", "y.npy")
-    }
+    digests = {name: digest_of(name) for name in ("x.npy", "y.npy")}
     assert data.provenance["sha256"] == digests
     assert data.provenance["name"] == "arrays of x.npy"
     assert data.provenance["images"] == NUMBER
@@ -238,7 +249,8 @@ FOUND = {
 @pytest.mark.parametrize("kind", whole_but(FOUND, "scikit-learn's"))
 def test_arrays_are_found_by_their_names(kind: str) -> None:
     images, labels = FOUND[kind]
-    check(module(save("a.npz", **{images: COLOUR, labels: CLASSES}, **OTHER)), COLOUR)
+    path = save("a.npz", **{images: COLOUR, labels: CLASSES}, **OTHER)
+    check(module(path), COLOUR)
 
 
 def test_the_first_name_is_used_or_that_of_the_option() -> None:
@@ -266,10 +278,24 @@ def split() -> np.ndarray:
 
 
 GIVEN_APART: dict[str, dict[str, Any]] = {
-    "Keras": in_parts("x_{}", "y_{}"),
-    "MedMNIST": in_parts("{}_images", "{}_labels"),
-    "split": {"images": COLOUR, "labels": CLASSES, "split": split()},
-    "split of bytes": {"images": COLOUR, "labels": CLASSES, "split": split().astype("S")},
+    "Keras": in_parts(
+        "x_{}",
+        "y_{}",
+    ),
+    "MedMNIST": in_parts(
+        "{}_images",
+        "{}_labels",
+    ),
+    "split": {
+        "images": COLOUR,
+        "labels": CLASSES,
+        "split": split(),
+    },
+    "split of bytes": {
+        "images": COLOUR,
+        "labels": CLASSES,
+        "split": split().astype("S"),
+    },
 }
 
 
@@ -279,26 +305,29 @@ def test_parts_that_are_given_apart_replace_those_that_are_drawn(kind: str) -> N
     check(data, COLOUR)
     for part, rows in SETS.items():
         expected = [*range(NUMBER)][rows]
-        assert sorted(data.sets[part].images.rows.tolist()) == expected
+        assert rows_of(data, part) == expected
 
 
 @pytest.mark.parametrize("without", ["val", "test"])
 def test_a_part_that_is_not_given_is_drawn(without: str) -> None:
-    arrays = {name: array for name, array in GIVEN_APART["Keras"].items() if without not in name}
-    data = module(save("a.npz", **arrays))
+    of_keras = GIVEN_APART["Keras"]
+    names = [name for name in of_keras if without not in name]
+    path = save("a.npz", **{name: of_keras[name] for name in names})
+    data = module(path)
     everything(data)
     assert len(data.sets[without].labels.unique()) == 3
 
 
 def test_splits_do_not_depend_on_the_seed() -> None:
     path = save("a.npz", images=GREY, labels=CLASSES)
-    rows = [sorted(module(path, seed=seed).sets["val"].images.rows.tolist()) for seed in (0, 1)]
-    assert rows[0] == rows[1]
+    first, second = (rows_of(module(path, seed=seed), "val") for seed in (0, 1))
+    assert first == second
 
 
 def test_groups_follow_their_images() -> None:
     groups = np.array([f"patient {row // 2}" for row in range(NUMBER)])
-    data = module(save("a.npz", images=GREY, labels=CLASSES, groups=groups), validation_share="1/4")
+    path = save("a.npz", images=GREY, labels=CLASSES, groups=groups)
+    data = module(path, validation_share="1/4")
     chosen = data.sets["val"]
     expected = groups[chosen.images.rows.numpy()]
     found = data.groups_of(chosen)
@@ -306,7 +335,8 @@ def test_groups_follow_their_images() -> None:
     assert found.tolist() == expected.tolist()
     others = data.groups_of(data.sets["train"])
     assert not {*found.tolist()} & {*others.tolist()}
-    assert module(save("b.npz", images=GREY, labels=CLASSES)).groups_of(chosen) is None
+    without = module(save("b.npz", images=GREY, labels=CLASSES))
+    assert without.groups_of(chosen) is None
 
 
 def test_augmentation_uses_the_size_of_the_images() -> None:
@@ -330,93 +360,200 @@ def arrays(**changes: Any) -> dict[str, Any]:
 OBJECTS = np.array([*GREY[:2], "text"], dtype=object)
 SQUARE = RANDOM.integers(0, 256, (NUMBER, NUMBER, NUMBER), dtype=np.uint8)
 NAN = np.where(GREY.max() == GREY, np.nan, GREY / 255)
+INFINITE = 1 / (GREY + 0.0).clip(1) * np.inf
+NAN_FOR_0 = np.where(CLASSES, CLASSES, np.nan)
+EMPTY_FOR_0 = np.where(CLASSES, NAMES, "")
+WITH_CONTROL = np.char.add(NAMES, "\x1b[2J")
+IN_LATIN_1 = np.char.add(NAMES.astype("S"), b"\xe9")
 REFUSED = {
     "no images": Refused(
-        {"a": GREY, "labels": CLASSES}, r"has the arrays a, labels; .*data\.images=<name>"
+        content={"a": GREY, "labels": CLASSES},
+        message=r"has the arrays a, labels; .*data\.images=<name>",
     ),
     "no labels": Refused(
-        {"images": GREY}, r"has the arrays images; expected images, x, X or data with"
+        content={"images": GREY},
+        message=r"has the arrays images; expected images, x, X or data with",
     ),
-    "nothing": Refused({}, r"has the arrays of no name; expected"),
+    "nothing": Refused(
+        content={},
+        message=r"has the arrays of no name; expected",
+    ),
     "wrong name": Refused(
-        arrays(), r"images, labels; .* with wrong, or", options={"labels": "wrong"}
+        content=arrays(),
+        message=r"images, labels; .* with wrong, or",
+        options={"labels": "wrong"},
     ),
-    "test only": Refused({"x_test": GREY, "y_test": CLASSES}, "has the arrays x_test, y_test; "),
+    "test only": Refused(
+        content={"x_test": GREY, "y_test": CLASSES},
+        message="has the arrays x_test, y_test; ",
+    ),
     "no file of labels": Refused(
-        {"images": GREY}, r"data\.labels is missing; .*data\.labels=<a \.npy file", name="a.npy"
+        content={"images": GREY},
+        message=r"data\.labels is missing; .*data\.labels=<a \.npy file",
+        name="a.npy",
     ),
     "missing labels": Refused(
-        {"images": GREY},
-        r"b\.npy cannot be read \(No such file",
+        content={"images": GREY},
+        message=r"b\.npy cannot be read \(No such file",
         options={"labels": "b.npy"},
         name="a.npy",
     ),
     "fewer labels": Refused(
-        arrays(labels=CLASSES[1:]), r"and there are 35 labels; expected a label for"
+        content=arrays(labels=CLASSES[1:]),
+        message=r"and there are 35 labels; expected a label for",
     ),
-    "flat": Refused(arrays(images=GREY.reshape(NUMBER, -1)), r"\(36, 440\); .*nhw, nhwc or nchw"),
-    "volumes": Refused(arrays(images=COLOUR[:, None]), r"\(36, 1, 3, 20, 22\); .*: reshape them"),
-    "five channels": Refused(arrays(images=FIVE), r"can be none of .*, such as data\.axes=nhwc"),
-    "either": Refused(arrays(images=COLOUR[..., :3]), r"can be nhwc or nchw; .* data\.axes=nhwc"),
-    "cube": Refused(arrays(images=SQUARE), r"can be nhw or hwn; .* data\.axes=nhw", name="a.mat"),
-    "other axes": Refused(arrays(), r"expected images as hwn ", options={"axes": "hwn"}),
-    "no number": Refused(arrays(), r"and there are 36 labels", options={"axes": "hwcn"}),
-    "no image": Refused(arrays(images=GREY[:0], labels=CLASSES[:0]), "the labels of no image; "),
-    "objects": Refused(
-        arrays(images=OBJECTS), r"images is an array of Python objects; .*np\.stack"
+    "flat": Refused(
+        content=arrays(images=GREY.reshape(NUMBER, -1)),
+        message=r"\(36, 440\); .*nhw, nhwc or nchw",
     ),
-    "objects as labels": Refused(
-        arrays(labels=NAMES.astype(object)), r"labels is an array of Python"
+    "volumes": Refused(
+        content=arrays(images=COLOUR[:, None]),
+        message=r"\(36, 1, 3, 20, 22\); .*: reshape them",
     ),
-    "cells": Refused(
-        arrays(labels=NAMES.astype(object)),
-        r"labels is of MATLAB's type cell; .*char\(\)",
+    "five channels": Refused(
+        content=arrays(images=FIVE),
+        message=r"can be none of .*, such as data\.axes=nhwc",
+    ),
+    "either": Refused(
+        content=arrays(images=COLOUR[..., :3]),
+        message=r"can be nhwc or nchw; .* data\.axes=nhwc",
+    ),
+    "cube": Refused(
+        content=arrays(images=SQUARE),
+        message=r"can be nhw or hwn; .* data\.axes=nhw",
         name="a.mat",
     ),
-    "records": Refused(arrays(images=np.zeros(NUMBER, "u1,u1")), "an array of records"),
-    "text": Refused(arrays(images=np.zeros(GREY.shape, "U1")), "elements of <U1; expected pixels"),
-    "complex": Refused(arrays(images=GREY + 1j), "elements of complex128; expected pixels"),
-    "NaN": Refused(arrays(images=NAN), "numbers that are not finite"),
+    "other axes": Refused(
+        content=arrays(),
+        message=r"expected images as hwn ",
+        options={"axes": "hwn"},
+    ),
+    "no number": Refused(
+        content=arrays(),
+        message=r"and there are 36 labels",
+        options={"axes": "hwcn"},
+    ),
+    "no image": Refused(
+        content=arrays(images=GREY[:0], labels=CLASSES[:0]),
+        message="the labels of no image; ",
+    ),
+    "objects": Refused(
+        content=arrays(images=OBJECTS),
+        message=r"images is an array of Python objects; .*np\.stack",
+    ),
+    "objects as labels": Refused(
+        content=arrays(labels=NAMES.astype(object)),
+        message=r"labels is an array of Python",
+    ),
+    "cells": Refused(
+        content=arrays(labels=NAMES.astype(object)),
+        message=r"labels is of MATLAB's type cell; .*char\(\)",
+        name="a.mat",
+    ),
+    "records": Refused(
+        content=arrays(images=np.zeros(NUMBER, "u1,u1")),
+        message="an array of records",
+    ),
+    "text": Refused(
+        content=arrays(images=np.zeros(GREY.shape, "U1")),
+        message="elements of <U1; expected pixels",
+    ),
+    "complex": Refused(
+        content=arrays(images=GREY + 1j),
+        message="elements of complex128; expected pixels",
+    ),
+    "NaN": Refused(
+        content=arrays(images=NAN),
+        message="numbers that are not finite",
+    ),
     "infinite": Refused(
-        arrays(images=1 / (GREY + 0.0).clip(1) * np.inf), "numbers that are not finite"
+        content=arrays(images=INFINITE),
+        message="numbers that are not finite",
     ),
     "bytes in floats": Refused(
-        arrays(images=GREY * 1.0), r"float64 from 0 to 255; .*data\.range=\[0,255\]"
+        content=arrays(images=GREY * 1.0),
+        message=r"float64 from 0 to 255; .*data\.range=\[0,255\]",
     ),
-    "negative": Refused(arrays(images=GREY / 127.5 - 1), r"from -1 to 1; .*data\.range=\[-1,1\]"),
+    "negative": Refused(
+        content=arrays(images=GREY / 127.5 - 1),
+        message=r"from -1 to 1; .*data\.range=\[-1,1\]",
+    ),
     "uint16": Refused(
-        arrays(images=GREY.astype("u2") * 9), r"uint16 from 0 to 2295; .*=\[0,4095\]"
+        content=arrays(images=GREY.astype("u2") * 9),
+        message=r"uint16 from 0 to 2295; .*=\[0,4095\]",
     ),
-    "other range": Refused(arrays(images=GREY - 999.5), r"=\[-1000,-744\]"),
+    "other range": Refused(
+        content=arrays(images=GREY - 999.5),
+        message=r"=\[-1000,-744\]",
+    ),
     "outside": Refused(
-        arrays(), r"expected 0 to 9, as data\.range states", options={"range": [0.0, 9.0]}
+        content=arrays(),
+        message=r"expected 0 to 9, as data\.range states",
+        options={"range": [0.0, 9.0]},
     ),
-    "black": Refused(arrays(images=BITS), r"uint8 from 0 to 1; .*data\.range=\[0,1\]"),
+    "black": Refused(
+        content=arrays(images=BITS),
+        message=r"uint8 from 0 to 1; .*data\.range=\[0,1\]",
+    ),
     "half labels": Refused(
-        arrays(labels=CLASSES / 2), r"labels has 0\.5; expected whole numbers or text"
+        content=arrays(labels=CLASSES / 2),
+        message=r"labels has 0\.5; expected whole numbers or text",
     ),
-    "NaN as label": Refused(arrays(labels=np.where(CLASSES, CLASSES, np.nan)), "labels has nan; "),
+    "NaN as label": Refused(
+        content=arrays(labels=NAN_FOR_0),
+        message="labels has nan; ",
+    ),
     "several labels": Refused(
-        arrays(labels=np.ones((NUMBER, 3))), r"\(36, 3\); .*rows with a single 1"
+        content=arrays(labels=np.ones((NUMBER, 3))),
+        message=r"\(36, 3\); .*rows with a single 1",
     ),
-    "one label": Refused(arrays(labels=np.zeros(NUMBER)), "has the labels 0; expected two or more"),
-    "no axis": Refused(arrays(labels=np.array(3)), r"labels has shape \(\); expected one value"),
-    "dates": Refused(arrays(labels=CLASSES.astype("M8[D]")), "labels has elements of datetime64"),
-    "control": Refused(arrays(labels=np.char.add(NAMES, "\x1b[2J")), "expected printable text"),
-    "empty": Refused(arrays(labels=np.where(CLASSES, NAMES, "")), "has the text ''; expected"),
-    "Latin": Refused(arrays(labels=np.char.add(NAMES.astype("S"), b"\xe9")), "not UTF-8"),
-    "other parts": Refused(arrays(split=NAMES), "split has 'cat'; expected train, val, test"),
-    "no training": Refused(arrays(split=np.full(NUMBER, "test")), "split has no train"),
+    "one label": Refused(
+        content=arrays(labels=np.zeros(NUMBER)),
+        message="has the labels 0; expected two or more",
+    ),
+    "no axis": Refused(
+        content=arrays(labels=np.array(3)),
+        message=r"labels has shape \(\); expected one value",
+    ),
+    "dates": Refused(
+        content=arrays(labels=CLASSES.astype("M8[D]")),
+        message="labels has elements of datetime64",
+    ),
+    "control": Refused(
+        content=arrays(labels=WITH_CONTROL),
+        message="expected printable text",
+    ),
+    "empty": Refused(
+        content=arrays(labels=EMPTY_FOR_0),
+        message="has the text ''; expected",
+    ),
+    "Latin": Refused(
+        content=arrays(labels=IN_LATIN_1),
+        message="not UTF-8",
+    ),
+    "other parts": Refused(
+        content=arrays(split=NAMES),
+        message="split has 'cat'; expected train, val, test",
+    ),
+    "no training": Refused(
+        content=arrays(split=np.full(NUMBER, "test")),
+        message="split has no train",
+    ),
     "short split": Refused(
-        arrays(split=split()[1:]), r"split has 35 values, and there are 36 images"
+        content=arrays(split=split()[1:]),
+        message=r"split has 35 values, and there are 36 images",
     ),
     "short groups": Refused(
-        arrays(groups=CLASSES[1:]), "groups has 35 values, and there are 36 images"
+        content=arrays(groups=CLASSES[1:]),
+        message="groups has 35 values, and there are 36 images",
     ),
-    "groups of parts": Refused(GIVEN_APART["Keras"] | {"groups": CLASSES}, "images in 3 arrays"),
+    "groups of parts": Refused(
+        content=GIVEN_APART["Keras"] | {"groups": CLASSES},
+        message="images in 3 arrays",
+    ),
     "two sizes": Refused(
-        {"x_train": GREY, "y_train": CLASSES, "x_test": COLOUR, "y_test": CLASSES},
-        r"\(1, 20, 22\) in x_train and \(3, 20, 22\) in x_test; expected one shape",
+        content={"x_train": GREY, "y_train": CLASSES, "x_test": COLOUR, "y_test": CLASSES},
+        message=r"\(1, 20, 22\) in x_train and \(3, 20, 22\) in x_test; expected one shape",
     ),
 }
 
@@ -425,10 +562,12 @@ REFUSED = {
 def test_wrong_arrays_are_refused_in_one_sentence(kind: str) -> None:
     refused = REFUSED[kind]
     path = save(refused.name, **refused.content)
+    options = refused.options or {}
     with pytest.raises(DataError, match=refused.message) as caught:
-        module(path, **(refused.options or {})).setup("test")
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400 + len(str(path.absolute()))
+        module(path, **options).setup("test")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 400 + len(str(path.absolute()))
 
 
 @pytest.mark.parametrize(
@@ -486,8 +625,9 @@ def test_damaged_file_is_refused_in_one_sentence(kind: str, ending: str) -> None
     labels = "b.npy" if ending == ".npy" else None
     with pytest.raises(DataError) as caught:
         module(path, labels=labels)
-    assert str(path.absolute()) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    message = str(caught.value)
+    assert str(path.absolute()) in message
+    assert "\n" not in message
 
 
 def test_hdf5_of_matlab_says_how_to_save() -> None:
@@ -503,11 +643,10 @@ def test_a_pickle_in_an_array_is_never_loaded() -> None:
             return os.mkdir, ("MARKER",)
 
     calls = np.array([Calls()], dtype=object)
+    of_both = save("a.npz", **arrays(labels=calls))
+    of_images = save("a.npy", images=GREY)
     save("y.npy", labels=calls)
-    for path, labels in (
-        (save("a.npz", **arrays(labels=calls)), None),
-        (save("a.npy", images=GREY), "y.npy"),
-    ):
+    for path, labels in ((of_both, None), (of_images, "y.npy")):
         with pytest.raises(DataError, match="Python objects"):
             module(path, labels=labels)
     assert not Path("MARKER").exists()
@@ -515,11 +654,11 @@ def test_a_pickle_in_an_array_is_never_loaded() -> None:
 
 def test_large_array_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(array_files, "_LARGEST", GREY.nbytes - 1)
+    message = "images has 0 GB; expected at most 0: save it as uint8"
     for name in ("a.npz", "a.mat"):
-        with pytest.raises(
-            DataError, match=r"images has 0 GB; expected at most 0: save it as uint8"
-        ):
-            module(save(name, **arrays()))
+        path = save(name, **arrays())
+        with pytest.raises(DataError, match=message):
+            module(path)
 
 
 @pytest.mark.parametrize("ending", [*array_files.ENDINGS, ".h5", ""])
@@ -557,28 +696,41 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_run_is_evaluated_on_its_arrays_and_predicts_pictures_and_arrays(
-    run: Path, cli: Cli
-) -> None:
+def picture_of(row: int) -> Image.Image:
+    return Image.fromarray(COLOUR[row].transpose(1, 2, 0))
+
+
+def save_for_matlab(name: str) -> Path:
+    return save(name, X=COLOUR.transpose(2, 3, 1, 0))
+
+
+def test_run_is_evaluated_on_its_arrays_and_prepares_pictures_and_arrays(run: Path) -> None:
     result = evaluate(runs.open(run))
     assert result["provenance"]["images"] == NUMBER
     predictor = load(run)
     assert predictor.classes == ("cat", "dog", "fox")
     expected = torch.from_numpy(COLOUR).float() / 255
-    picture = Image.fromarray(COLOUR[3].transpose(1, 2, 0))
-    assert predictor.prepare(picture).equal(expected[3])
-    of_matlab = save("c.mat", X=COLOUR.transpose(2, 3, 1, 0))
-    for path in (save("a.npz", x_test=COLOUR), save("b.npy", images=COLOUR), of_matlab):
+    assert predictor.prepare(picture_of(3)).equal(expected[3])
+    paths = (
+        save("a.npz", x_test=COLOUR),
+        save("b.npy", images=COLOUR),
+        save_for_matlab("c.mat"),
+    )
+    for path in paths:
         assert predictor.prepare_arrays(path).equal(expected)
-    picture.save("p.png")
+
+
+def test_run_predicts_pictures_and_arrays(run: Path, cli: Cli) -> None:
+    picture_of(3).save("p.png")
+    save_for_matlab("c.mat")
     save("wrong.npz", images=GREY)
     ended = cli("predict", f"ckpt={run}", "images=[p.png,c.mat,wrong.npz]", "to=csv", "top=1")
-    _, *rows = ended.out.splitlines()
-    assert [row.split(",")[0] for row in rows] == [
-        "p.png",
-        *(f"c.mat[{row}]" for row in range(NUMBER)),
-    ]
-    assert rows[0].split(",")[1:] == rows[4].split(",")[1:]
+    _, *lines = ended.out.splitlines()
+    rows = [line.split(",") for line in lines]
+    names = [row[0] for row in rows]
+    assert names == ["p.png", *(f"c.mat[{row}]" for row in range(NUMBER))]
+    of_picture, of_array = rows[0], rows[4]
+    assert of_picture[1:] == of_array[1:]
     assert ended.status == 1
     assert "wrong.npz: images has shape (36, 1, 20, 22); expected images of 3x20x22" in ended.err
 
@@ -596,30 +748,39 @@ def test_code_of_the_guide_writes_a_file_of_three_unbalanced_classes() -> None:
         assert 0 < counts[0] < counts[1] < counts[2]
 
 
+WITH_COWS = np.where(NAMES == "cat", "cow", NAMES)
 OTHER_FILES = {
-    "another size": ({"images": COLOUR[..., :21], "labels": NAMES}, r"of shape \(3, 20, 21\); expected \(3, 20, 22\)"),
-    "another class": (
-        {"images": COLOUR, "labels": np.where(NAMES == "cat", "cow", NAMES)},
-        "has the label cow; expected one of the 3 classes of the network, cat, dog, fox",
+    "another size": Refused(
+        content={"images": COLOUR[..., :21], "labels": NAMES},
+        message=r"of shape \(3, 20, 21\); expected \(3, 20, 22\)",
     ),
-}  # fmt: skip
+    "another class": Refused(
+        content={"images": COLOUR, "labels": WITH_COWS},
+        message="has the label cow; expected one of the 3 classes of the network, cat, dog, fox",
+    ),
+}
 
 
 def test_other_arrays_than_those_of_the_training_are_refused(run: Path) -> None:
-    for content, message in OTHER_FILES.values():
-        path = save("other.npz", **content)
-        with pytest.raises(ValueError, match=f"^data: .*{message}"):
+    for other in OTHER_FILES.values():
+        path = save("other.npz", **other.content)
+        with pytest.raises(ValueError, match=f"^data: .*{other.message}"):
             evaluate(runs.open(run), data={"path": str(path)})
-    fewer = save("fewer.npz", images=COLOUR[NAMES != "dog"], labels=NAMES[NAMES != "dog"])
-    assert evaluate(runs.open(run), data={"path": str(fewer)})["test"]["error"] >= 0
+
+
+def test_arrays_of_fewer_classes_than_those_of_the_training_are_evaluated(run: Path) -> None:
+    known = NAMES != "dog"
+    path = save("fewer.npz", images=COLOUR[known], labels=NAMES[known])
+    result = evaluate(runs.open(run), data={"path": str(path)})
+    assert result["test"]["error"] >= 0
 
 
 def test_two_channels_are_not_made_from_pictures() -> None:
     data = module(save("a.npz", images=TWO, labels=CLASSES))
-    with pytest.raises(
-        DataError, match=r"is an array of 2 channels, which is not made of one pict"
-    ):
-        data.from_picture(Image.new("L", (9, 9)))
+    picture = Image.new("L", (9, 9))
+    message = "is an array of 2 channels, which is not made of one pict"
+    with pytest.raises(DataError, match=message):
+        data.from_picture(picture)
 
 
 def test_a_missing_file_is_one_line(cli: Cli) -> None:

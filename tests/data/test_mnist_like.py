@@ -15,6 +15,7 @@ from torchvision import datasets
 from capsule_lab.data import (
     EMNISTDataModule,
     FashionMNISTDataModule,
+    Images,
     KMNISTDataModule,
     mnist_like,
 )
@@ -28,7 +29,18 @@ MODULES: dict[str, type[AbstractMNISTLike]] = {
     "FashionMNIST": FashionMNISTDataModule,
     "KMNIST": KMNISTDataModule,
 }
-PACKED = {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in CONTENTS.items()}
+
+
+def packed(contents: dict[str, bytes], mtime: int = 0) -> dict[str, bytes]:
+    """The files as they are published."""
+    files = {}
+    for name, content in contents.items():
+        files[f"{name}.gz"] = gzip.compress(content, mtime=mtime)
+    return files
+
+
+PACKED = packed(CONTENTS)
+SETS = {"train": TRAINING, "test": TEST}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -61,16 +73,24 @@ def module(
 ) -> type[AbstractMNISTLike]:
     """A data set whose published files are the small ones."""
     module = MODULES[request.param]
-    checksums = {file: md5(content) for file, content in PACKED.items()}
-    monkeypatch.setattr(type(module(directory=".").real_source), "checksums", checksums)
+    source = module(directory=".").real_source
+    monkeypatch.setattr(type(source), "checksums", checksums_of(PACKED))
     return module
+
+
+def checksums_of(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: md5(content) for name, content in files.items()}
+
+
+def write_into(folder: Path, contents: dict[str, bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
 
 
 def write(module: type[AbstractMNISTLike], contents: dict[str, bytes]) -> Path:
     folder = module(directory=".").real_source.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
+    write_into(folder, contents)
     return folder
 
 
@@ -78,15 +98,17 @@ def check(data: AbstractMNISTLike) -> None:
     """Check that the module has the small images."""
     data.setup("fit")
     data.setup("test")
-    expected = (TRAINING, TEST)
-    for name, images in zip(("train", "test"), expected, strict=True):
-        assert data.sets[name].images.equal(images.images)
-        assert data.sets[name].labels.equal(images.labels)
+    for name, images in SETS.items():
+        found = data.sets[name]
+        assert found.images.equal(images.images)
+        assert found.labels.equal(images.labels)
 
 
 @pytest.mark.parametrize("contents", [PACKED, CONTENTS], ids=["packed", "unpacked"])
 def test_files_are_read_exactly(
-    module: type[AbstractMNISTLike], monkeypatch: pytest.MonkeyPatch, contents: dict[str, bytes]
+    module: type[AbstractMNISTLike],
+    monkeypatch: pytest.MonkeyPatch,
+    contents: dict[str, bytes],
 ) -> None:
     write(module, contents)
     forbid_downloads(monkeypatch)
@@ -94,7 +116,7 @@ def test_files_are_read_exactly(
     assert data.real_source.is_here()
     check(data)
     assert data.provenance["source"] == "real"
-    assert data.provenance["md5"] == {name: md5(content) for name, content in contents.items()}
+    assert data.provenance["md5"] == checksums_of(contents)
 
 
 def test_a_packed_file_is_used_before_an_unpacked_one(module: type[AbstractMNISTLike]) -> None:
@@ -109,26 +131,36 @@ def test_download_is_verified_and_stays_packed(
     asked = serve(monkeypatch, PACKED)
     data = module(directory=".", validation="none")
     check(data)
-    folder = data.real_source.folder
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == PACKED
+    files = data.real_source.folder.iterdir()
+    assert {path.name: path.read_bytes() for path in files} == PACKED
     assert len(asked) == len(PACKED)
 
 
+IMAGES = "t10k-images-idx3-ubyte"
+PACKED_IMAGES = f"{IMAGES}.gz"
+DAMAGED = {
+    "truncated": PACKED[PACKED_IMAGES][:-9],
+    "repacked": gzip.compress(CONTENTS[IMAGES], mtime=1),
+    "another file": b"<html>",
+}
+
+
+def refuses(data: AbstractMNISTLike, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        data.prepare_data()
+
+
 def test_damaged_files_are_refused_before_training(module: type[AbstractMNISTLike]) -> None:
-    name = "t10k-images-idx3-ubyte"
     folder = write(module, PACKED)
-    repacked = gzip.compress(CONTENTS[name], mtime=1)
-    for content in (PACKED[f"{name}.gz"][:-9], repacked, b"<html>"):
-        (folder / f"{name}.gz").write_bytes(content)
-        with pytest.raises(DataError, match=rf"{name}\.gz \({len(content)} bytes, md5"):
-            module(directory=".").prepare_data()
-    (folder / f"{name}.gz").unlink()
-    (folder / name).write_bytes(CONTENTS[name][:-9])
-    with pytest.raises(DataError, match=rf"{name} cannot be read \(its header states"):
-        module(directory=".").prepare_data()
-    (folder / name).unlink()
-    with pytest.raises(DataError, match=rf"holds 3 of the 4 files of .*; missing {name}\.gz"):
-        module(directory=".").prepare_data()
+    data = module(directory=".")
+    for content in DAMAGED.values():
+        (folder / PACKED_IMAGES).write_bytes(content)
+        refuses(data, rf"{PACKED_IMAGES} \({len(content)} bytes, md5")
+    (folder / PACKED_IMAGES).unlink()
+    (folder / IMAGES).write_bytes(CONTENTS[IMAGES][:-9])
+    refuses(data, rf"{IMAGES} cannot be read \(its header states")
+    (folder / IMAGES).unlink()
+    refuses(data, rf"holds 3 of the 4 files of .*; missing {PACKED_IMAGES}")
 
 
 @pytest.mark.parametrize("kind", [*MODULES.values(), EMNISTDataModule])
@@ -149,34 +181,45 @@ def test_without_files_one_sentence_says_what_to_fetch(
         assert f"put {data.real_source.file_names} there" in message
 
 
+def labels_of(images: Images, first: int) -> bytes:
+    """A file of the labels, of which the lowest is ``first``."""
+    labels = images.labels.numpy().astype(np.uint8)
+    return idx(labels + first)
+
+
+TRAINING_LABELS = "emnist-letters-train-labels-idx1-ubyte"
 LETTERS = {
     "emnist-letters-train-images-idx3-ubyte": CONTENTS["train-images-idx3-ubyte"],
-    "emnist-letters-train-labels-idx1-ubyte": idx(TRAINING.labels.numpy().astype(np.uint8) + 1),
+    TRAINING_LABELS: labels_of(TRAINING, 1),
     "emnist-letters-test-images-idx3-ubyte": CONTENTS["t10k-images-idx3-ubyte"],
-    "emnist-letters-test-labels-idx1-ubyte": idx(TEST.labels.numpy().astype(np.uint8) + 1),
+    "emnist-letters-test-labels-idx1-ubyte": labels_of(TEST, 1),
 }
+PACKED_LETTERS = packed(LETTERS)
+RAW = Path("data/EMNIST/raw")
 
 
-PACKED_LETTERS = {f"{name}.gz": gzip.compress(content) for name, content in LETTERS.items()}
+def emnist_letters() -> EMNISTDataModule:
+    return EMNISTDataModule(directory="data", split="letters", validation="none")
 
 
 def archive(**changes: bytes) -> bytes:
     """EMNIST's archive with the letters, files of another split, and one that leads out of the folder."""
     written = io.BytesIO()
-    with zipfile.ZipFile(written, "w") as packed:
-        for name, content in (LETTERS | changes).items():
-            packed.writestr(f"gzip/{name}.gz", gzip.compress(content, mtime=0))
-        packed.writestr("gzip/emnist-digits-train-images-idx3-ubyte.gz", b"not these")
-        packed.writestr("../MARKER", b"nor this")
+    with zipfile.ZipFile(written, "w") as file:
+        for name, content in packed(LETTERS | changes).items():
+            file.writestr(f"gzip/{name}", content)
+        file.writestr("gzip/emnist-digits-train-images-idx3-ubyte.gz", b"not these")
+        file.writestr("../MARKER", b"nor this")
     return written.getvalue()
 
 
 def check_letters(data: EMNISTDataModule) -> None:
     data.setup("fit")
     data.setup("test")
-    for name, images in (("train", TRAINING), ("test", TEST)):
+    for name, images in SETS.items():
         found = data.sets[name]
-        assert found.images.equal(images.images.transpose(2, 3)), "rows and columns are exchanged"
+        exchanged = images.images.transpose(2, 3)
+        assert found.images.equal(exchanged), "rows and columns are exchanged"
         assert found.images.is_contiguous()
         assert found.labels.equal(images.labels), "labels begin at 1"
 
@@ -193,62 +236,54 @@ def test_download_of_emnist_keeps_the_split(
     letters: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = serve(monkeypatch, {"gzip.zip": letters})
-    check_letters(EMNISTDataModule(directory="data", split="letters", validation="none"))
+    check_letters(emnist_letters())
     assert len(asked) == 1
-    kept = {path.name for path in Path().rglob("*") if path.is_file()}
-    assert kept == {f"{name}.gz" for name in LETTERS}
-    assert {path.parent for path in Path().rglob("*.gz")} == {Path("data/EMNIST/raw")}
+    kept = {path for path in Path().rglob("*") if path.is_file()}
+    assert kept == {RAW / name for name in PACKED_LETTERS}
 
 
 def test_split_is_taken_from_an_archive_in_the_folder(
     letters: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_downloads(monkeypatch)
-    folder = Path("data/EMNIST/raw")
-    folder.mkdir(parents=True)
-    (folder / "gzip.zip").write_bytes(letters)
-    check_letters(EMNISTDataModule(directory="data", split="letters", validation="none"))
-    (folder / "gzip.zip").write_bytes(b"another file")
-    data = EMNISTDataModule(directory="data", split="letters", validation="none")
+    write_into(RAW, {"gzip.zip": letters})
+    check_letters(emnist_letters())
+    write_into(RAW, {"gzip.zip": b"another file"})
+    data = emnist_letters()
     check_letters(data)
-    assert set(data.provenance["md5"]) == {f"{name}.gz" for name in LETTERS}
-    with pytest.raises(DataError, match=re.escape("gzip.zip (12 bytes, md5 ")):
-        EMNISTDataModule(directory="data").prepare_data()
+    assert data.provenance["md5"].keys() == PACKED_LETTERS.keys()
+    another_split = EMNISTDataModule(directory="data")
+    refuses(another_split, re.escape("gzip.zip (12 bytes, md5 "))
 
 
 @pytest.mark.parametrize(
     "contents",
-    [LETTERS, {f"{k}.gz": gzip.compress(v) for k, v in LETTERS.items()}],
+    [LETTERS, packed(LETTERS, mtime=1)],
     ids=["unpacked", "packed"],
 )
 def test_files_of_a_split_are_read_without_the_archive(
     contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_downloads(monkeypatch)
-    folder = Path("data/EMNIST/raw")
-    folder.mkdir(parents=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    check_letters(EMNISTDataModule(directory="data", split="letters", validation="none"))
+    write_into(RAW, contents)
+    check_letters(emnist_letters())
     *_, last = contents
-    (folder / last).write_bytes(contents[last][:-1])
-    with pytest.raises(DataError, match=rf"{last} cannot be read"):
-        EMNISTDataModule(directory="data", split="letters").prepare_data()
+    write_into(RAW, {last: contents[last][:-1]})
+    refuses(emnist_letters(), rf"{last} cannot be read")
 
 
 def test_a_label_of_zero_is_no_letter(monkeypatch: pytest.MonkeyPatch) -> None:
-    zero = idx(TRAINING.labels.numpy().astype(np.uint8))
-    content = archive(**{"emnist-letters-train-labels-idx1-ubyte": zero})
+    content = archive(**{TRAINING_LABELS: labels_of(TRAINING, 0)})
     monkeypatch.setattr(mnist_like, "EMNIST_MD5", md5(content))
     serve(monkeypatch, {"gzip.zip": content})
+    data = emnist_letters()
     with pytest.raises(DataError, match="has label -1; expected 0 to 25"):
-        EMNISTDataModule(directory="data", split="letters").setup("fit")
+        data.setup("fit")
 
 
 def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"data\.split is 'letter'; expected 'balanced', 'byclass'"
-    ):
+    message = r"data\.split is 'letter'; expected 'balanced', 'byclass'"
+    with pytest.raises(ValueError, match=message):
         EMNISTDataModule(split="letter")
 
 
@@ -256,7 +291,8 @@ def test_an_unknown_split_is_refused() -> None:
 def test_a_picture_of_the_size_is_the_input_as_it_is(kind: type[AbstractMNISTLike]) -> None:
     pixels = TRAINING.images[0]
     data = kind()
-    found = data.from_picture(Image.fromarray(pixels[0].numpy()))
+    picture = Image.fromarray(pixels[0].numpy())
+    found = data.from_picture(picture)
     assert found.equal(pixels / 255)
     transparent = Image.new("RGBA", (40, 40), (0, 0, 0, 0))
     assert data.from_picture(transparent).equal(torch.zeros(1, 28, 28))
@@ -267,7 +303,11 @@ def test_training_images_are_shifted(options: dict[str, int], largest: int) -> N
     data = FashionMNISTDataModule(**options)
     image = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
     image[..., 14, 14] = 255
-    moved = data.transform(image.repeat(200, 1, 1, 1), torch.arange(200), augment=True)
-    rows = moved.amax((1, 3)).argmax(1) - 14
-    assert (int(rows.min()), int(rows.max())) == (-largest, largest)
-    assert data.transform(image, torch.arange(1), augment=False).equal(image / 255)
+    images = image.repeat(200, 1, 1, 1)
+    moved = data.transform(images, torch.arange(200), augment=True)
+    brightest = moved.amax((1, 3))
+    shifts = brightest.argmax(1) - 14
+    assert shifts.min() == -largest
+    assert shifts.max() == largest
+    stored = data.transform(image, torch.arange(1), augment=False)
+    assert stored.equal(image / 255)

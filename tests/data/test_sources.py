@@ -236,8 +236,9 @@ def test_standin_has_one_warning_and_its_own_provenance(
     name = type(data).__name__.removesuffix("DataModule")
     assert message.startswith(f"stand-in data for {name}, not the real set: {reason}")
     assert "\n" not in message
+    another = data_set.module(directory=str(tmp_path), source=option)
     with caplog.at_level(logging.WARNING, "capsule_lab"):
-        data_set.module(directory=str(tmp_path), source=option).setup("test")
+        another.setup("test")
     assert len(caplog.messages) == 1, "another module of the same data is not announced again"
     digits = "scikit-learn's 1797 handwritten digits"
     training = data.standin_source.load(train=True)

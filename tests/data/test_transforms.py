@@ -135,14 +135,23 @@ def test_shift_moves_each_image_by_its_own_offset(largest):
     assert_array_equal(moved, expected)
 
 
-@pytest.mark.parametrize(("largest", "down", "right"), [(2, 2, 2), ((1, 4), 1, 4), ((0, 3), 0, 3)])
+@pytest.mark.parametrize(
+    ("largest", "down", "right"),
+    [
+        (2, 2, 2),
+        ((1, 4), 1, 4),
+        ((0, 3), 0, 3),
+    ],
+)
 def test_a_random_shift_has_a_draw_and_a_limit_for_each_direction(largest, down, right):
-    images = torch.arange(1.0, 25 * 2 * 5 * 7 + 1).reshape(25, 2, 5, 7)
+    values = torch.arange(1.0, 25 * 2 * 5 * 7 + 1)
+    images = values.reshape(25, 2, 5, 7)
     key = transforms.sample_key(0, 0, torch.arange(25))
     moved = transforms.random_shift(images, key, largest, stream=3)
     downs = transforms.random_integers(key, 3, -down, down)
     rights = transforms.random_integers(key, 4, -right, right)
-    assert moved.equal(transforms.shift(images, downs, rights, max(down, right)))
+    expected = transforms.shift(images, downs, rights, max(down, right))
+    assert moved.equal(expected)
 
 
 def test_crop_takes_each_image_from_its_own_corner():

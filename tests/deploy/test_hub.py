@@ -15,8 +15,12 @@ from capsule_lab.errors import RunError
 from tests.helpers.commands import Cli, Trained
 
 
-def parts_of_card(folder: Path) -> tuple[Any, str]:
-    _, header, text = (folder / "README.md").read_text().split("---\n", 2)
+def published(run: runs.Run, folder: Path) -> tuple[Any, str]:
+    """The header and the text of the card of a run."""
+    out = folder / "published"
+    hub.write_folder(run, out)
+    card = (out / "README.md").read_text()
+    _, header, text = card.split("---\n", 2)
     return yaml.safe_load(header), text
 
 
@@ -29,25 +33,28 @@ def test_folder_is_read_back_with_the_same_weights(
     assert {file.name for file in out.iterdir()} == {*hub.FILES}
     original = runs.open(trained.directory)
     again = runs.open(out)
+    weights = again.network.state_dict()
     for name, weight in original.network.state_dict().items():
-        assert torch.equal(weight, again.network.state_dict()[name]), name
-    predictor = capsule_lab.load(out)
-    assert predictor.classes == capsule_lab.load(trained.directory).classes
-    config = json.loads((out / "config.json").read_text())["config"]
-    stored = runs.checkpoints.read(original.checkpoint)["capsule_lab"]["config"]
-    assert config["module"] == stored["module"]
+        assert torch.equal(weight, weights[name]), name
+    of_run = capsule_lab.load(trained.directory)
+    assert capsule_lab.load(out).classes == of_run.classes
+    published = json.loads((out / "config.json").read_text())
+    config = published["config"]
+    record = runs.checkpoints.read(original.checkpoint)["capsule_lab"]
+    assert config["module"] == record["config"]["module"]
     assert config["data"]["directory"] is None, "no folder of this machine"
 
 
 def test_card_states_what_the_record_of_the_run_states(trained: Trained, tmp_path: Path) -> None:
     run = runs.open(trained.directory)
-    hub.write_folder(run, tmp_path / "published")
-    header, text = parts_of_card(tmp_path / "published")
+    header, text = published(run, tmp_path)
     assert header["library_name"] == "capsule-lab"
     metrics = runs.results.read_metrics(trained.directory)
     assert metrics is not None
-    assert f"{metrics['image_counts']['test']:,} test images" in text
-    assert f"**{metrics['test']['error']:.2f} %** (95 % interval over images" in text
+    images = metrics["image_counts"]["test"]
+    error = metrics["test"]["error"]
+    assert f"{images:,} test images" in text
+    assert f"**{error:.2f} %** (95 % interval over images" in text
     assert metrics["overrides"][0] in text
     assert metrics["commit"] in text
     assert "stand-in data: its error cannot be compared" in text
@@ -57,28 +64,30 @@ def test_card_states_what_the_record_of_the_run_states(trained: Trained, tmp_pat
 def test_card_of_other_weights_than_the_tested_ones_has_no_error(
     a_copy: Path, tmp_path: Path
 ) -> None:
-    metrics = json.loads((a_copy / "metrics.json").read_text())
-    (a_copy / "metrics.json").write_text(json.dumps({**metrics, "tested_step": 1}))
-    hub.write_folder(runs.open(a_copy), tmp_path / "published")
-    _, text = parts_of_card(tmp_path / "published")
+    file = a_copy / "metrics.json"
+    metrics = json.loads(file.read_text())
+    metrics["tested_step"] = 1
+    file.write_text(json.dumps(metrics))
+    _, text = published(runs.open(a_copy), tmp_path)
     assert "were not tested on the whole test set" in text
     assert "**" not in text
 
 
 def test_card_of_ready_weights_has_the_error_of_the_index(tmp_path: Path) -> None:
-    hub.write_folder(runs.open("cnn_mnist"), tmp_path / "published")
-    _, text = parts_of_card(tmp_path / "published")
-    error = runs.ready_weights.index()["cnn_mnist"]["error"]
+    _, text = published(runs.open("cnn_mnist"), tmp_path)
+    entry = runs.ready_weights.index()["cnn_mnist"]
+    error = entry["error"]
     assert f"**{error:.2f} %**" in text
 
 
 def test_folders_with_other_files_are_refused(trained: Trained, tmp_path: Path) -> None:
     run = runs.open(trained.directory)
-    (tmp_path / "thesis.tex").touch()
+    file = tmp_path / "thesis.tex"
+    file.touch()
     with pytest.raises(RunError, match=r"has thesis\.tex; expected a new folder"):
         hub.write_folder(run, tmp_path)
     with pytest.raises(RunError, match="is a file; expected a folder"):
-        hub.write_folder(run, tmp_path / "thesis.tex")
+        hub.write_folder(run, file)
     out = tmp_path / "published"
     hub.write_folder(run, out)
     hub.write_folder(run, out)  # replaces an earlier export

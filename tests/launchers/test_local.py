@@ -37,14 +37,20 @@ def test_line_of_a_run_has_its_outcome_and_what_is_left(
 ) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     monkeypatch.setattr(local, "visible_gpus", list)
-    jobs = [job("broken", "raise SystemExit(3)"), job("first", ""), job("last", "")]
-    jobs = [each._replace(outcome=lambda: "23.96 %") for each in jobs]
+    scripts = {
+        "broken": "raise SystemExit(3)",
+        "first": "",
+        "last": "",
+    }
+    jobs = []
+    for name, script in scripts.items():
+        plain = job(name, script)
+        jobs.append(plain._replace(outcome=lambda: "23.96 %"))
     LocalLauncher(jobs=1, logs=str(tmp_path)).launch(jobs)
     broken, first, last = [line for line in caplog.messages if ": log " not in line]
     assert broken.startswith("[1/3] the broken: failed: ")
-    assert re.fullmatch(
-        r"\[2/3\] the first: 23\.96 % in 0\.\d min; 1 of 3 left, about 0 min", first
-    )
+    left = "; 1 of 3 left, about 0 min"
+    assert re.fullmatch(rf"\[2/3\] the first: 23\.96 % in 0\.\d min{left}", first)
     assert re.fullmatch(r"\[3/3\] the last: 23\.96 % in 0\.\d min", last)
 
 

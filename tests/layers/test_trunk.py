@@ -32,9 +32,10 @@ def test_features_are_those_of_torchvision_for_normalised_images() -> None:
     later = ("layer3", "layer4", "fc")
     assert all(name.startswith(later) for name in unexpected)
     grey = torch.rand(2, 1, 30, 40)
-    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
-    std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
-    expected = (grey.repeat(1, 3, 1, 1) - mean) / std
+    colour = grey.repeat(1, 3, 1, 1)
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    expected = (colour - mean) / std
     for name in ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2"):
         expected = network.get_submodule(name)(expected)
     torch.testing.assert_close(trunk(grey), expected)
@@ -47,11 +48,15 @@ def test_what_a_position_sees() -> None:
         nn.init.ones_(parameter)
     images = torch.ones(1, 1, 128, 128).double().requires_grad_()
     row = column = trunk.grid[0] // 2
-    trunk(images)[0, 0, row, column].backward()
-    seen = images.grad[0, 0].nonzero().double().mean(0)  # type: ignore[index]
-    rows, columns = axes_of("receptive_field", trunk.grid, trunk.field)  # type: ignore[misc]
-    middle = torch.stack([rows[row], columns[column]])
-    assert seen.tolist() == pytest.approx((middle * 100 + 64).tolist(), abs=8)
+    features = trunk(images)
+    features[0, 0, row, column].backward()
+    seen = images.grad[0, 0].nonzero().double()  # type: ignore[index]
+    axes = axes_of("receptive_field", trunk.grid, trunk.field)
+    assert axes is not None
+    rows, columns = axes
+    expected = torch.stack([rows[row], columns[column]]) * 100 + 64
+    middle = seen.mean(0)
+    assert middle.tolist() == pytest.approx(expected.tolist(), abs=8)
 
 
 def size(module: nn.Module) -> int:
@@ -63,30 +68,39 @@ def test_parameters_of_a_network_are_those_of_the_stages_and_of_its_capsules() -
     network = EMCaps((3, 64, 64), 3, stem="resnet18.layer2")
     other = EMCaps((3, 64, 64), 3, stem=[[128, 3, 8]])
     assert size(network.conv) == 683_072
-    assert size(network) - size(network.conv) == size(other) - size(other.conv)
-    network(torch.rand(2, 3, 64, 64)).scores.sum().backward()
+    of_capsules = size(network) - size(network.conv)
+    assert of_capsules == size(other) - size(other.conv)
+    output = network(torch.rand(2, 3, 64, 64))
+    output.scores.sum().backward()
     for name, parameter in network.conv.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
 
 
-@pytest.mark.parametrize(
-    ("stem", "channels", "message"),
-    [
-        ("resnet18", 3, "stem is 'resnet18'; expected resnet18 or .*, such as 'resnet18.layer2'"),
-        ("resnet18.layer5", 3, "stem is 'resnet18.layer5'; expected"),
-        ("resnet18.conv1", 3, "stem is 'resnet18.conv1'; expected"),
-        ("resnet18.layer2", 2, "received images of 2 channels; expected 3, or 1 for grey images"),
-    ],
-)
-def test_unknown_stages_and_stereo_images_are_refused(
-    stem: str, channels: int, message: str
-) -> None:
+UNKNOWN = {
+    "resnet18": "expected resnet18 or .*, such as 'resnet18.layer2'",
+    "resnet18.layer5": "expected",
+    "resnet18.conv1": "expected",
+}
+
+
+@pytest.mark.parametrize("stem", UNKNOWN)
+def test_unknown_stages_are_refused(stem: str) -> None:
+    message = f"stem is '{stem}'; {UNKNOWN[stem]}"
     with pytest.raises(ValueError, match=message):
-        EMCaps((channels, 32, 32), 5, stem=stem)
+        EMCaps((3, 32, 32), 5, stem=stem)
+
+
+TWO_CHANNELS = "received images of 2 channels; expected 3, or 1 for grey images"
+
+
+def test_stereo_images_are_refused() -> None:
+    with pytest.raises(ValueError, match=TWO_CHANNELS):
+        EMCaps((2, 32, 32), 5, stem="resnet18.layer2")
 
 
 def test_images_of_another_number_of_channels_are_refused() -> None:
     trunk = Trunk("resnet18.layer1", 3, (8, 8))
-    with pytest.raises(ValueError, match="received images of 2 channels; expected 3, or 1 for gr"):
-        trunk(torch.rand(1, 2, 8, 8))
+    images = torch.rand(1, 2, 8, 8)
+    with pytest.raises(ValueError, match=TWO_CHANNELS):
+        trunk(images)

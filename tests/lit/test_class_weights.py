@@ -49,60 +49,80 @@ def test_balanced_class_weights_are_those_of_scikit_learn() -> None:
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     counts = torch.tensor([70, 25, 5])
     found = weights_of_classes(counts)
-    assert found.tolist() == pytest.approx([*expected], rel=1e-6)
-    assert weights_of_classes(counts, [1 / 70, 1 / 25, 1 / 5]).tolist() == pytest.approx(
-        [*expected]
-    )
+    assert found.numpy() == pytest.approx(expected, rel=1e-6)
+    given = weights_of_classes(counts, [1 / 70, 1 / 25, 1 / 5])
+    assert given.numpy() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("given", [None, [1, 1, 1], [1, 2, 3], [0.1, 20, 300]])
 def test_mean_weight_of_all_images_is_one(given: list[float] | None) -> None:
     counts = torch.tensor([70, 30, 0])
     weights = weights_of_classes(counts, given)
-    assert (weights * counts).sum().item() == pytest.approx(100)
+    total = (weights * counts).sum()
+    assert total.item() == pytest.approx(100)
     assert weights.isfinite().all()
     if given:
         ratios = weights / weights[0]
-        assert ratios.tolist() == pytest.approx([value / given[0] for value in given])
+        expected = np.array(given) / given[0]
+        assert ratios.numpy() == pytest.approx(expected)
+
+
+def state_after(given: Any) -> dict[str, Tensor]:
+    module, _ = fitted(given)
+    return module.network.state_dict()
 
 
 @pytest.mark.parametrize("equal", [[1, 1, 1], [0.5, 0.5, 0.5]])
 def test_equal_weights_are_none_to_the_bit(equal: list[float]) -> None:
-    expected, _ = fitted(None)
-    found, _ = fitted(equal)
-    weighted, _ = fitted("balanced")
-    for name, value in expected.network.state_dict().items():
-        assert found.network.state_dict()[name].equal(value)
-    changed = [
-        not value.equal(weighted.network.state_dict()[name])
-        for name, value in expected.network.state_dict().items()
-    ]
-    assert any(changed)
+    expected = state_after(None)
+    found = state_after(equal)
+    weighted = state_after("balanced")
+    for name, value in expected.items():
+        assert found[name].equal(value)
+    assert not all(value.equal(weighted[name]) for name, value in expected.items())
 
 
-@pytest.mark.parametrize(("given", "ratios"), [("balanced", None), ([1, 9, 2], [1, 9, 2])])
+def classification_loss(module: ClassifierModule, batch: Batch, output: Any) -> Tensor:
+    (loss,) = module.classification_term(batch, output, {}).values()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("given", "ratios"),
+    [
+        ("balanced", None),
+        ([1, 9, 2], [1, 9, 2]),
+    ],
+)
 def test_only_the_loss_of_training_is_weighted(given: Any, ratios: Any) -> None:
-    module, batch = modules.classifier(cross_entropy_loss, class_weights=given), modules.batch()
+    module = modules.classifier(cross_entropy_loss, class_weights=given)
+    batch = modules.batch()
     module.weight_of_class = weights_of_classes(COUNTS, ratios)
     output = module.network(batch.images)
     plain = cross_entropy_loss(output.scores, batch.labels)
     of_images = module.weight_of_class[batch.labels]
     weighted = cross_entropy_loss(output.scores, batch.labels, weights=of_images)
-    (in_training,) = module.train().classification_term(batch, output, {}).values()
-    (in_validation,) = module.eval().classification_term(batch, output, {}).values()
+    in_training = classification_loss(module.train(), batch, output)
+    in_validation = classification_loss(module.eval(), batch, output)
     assert in_training.equal(weighted)
     assert in_validation.equal(plain)
     assert not weighted.allclose(plain)
 
 
 def test_mixture_has_the_mean_of_the_weights_of_its_classes() -> None:
-    module = modules.classifier(cross_entropy_loss, class_weights=[1, 2, 4]).train()
+    module = modules.classifier(cross_entropy_loss, class_weights=[1, 2, 4])
+    module.train()
     module.weight_of_class = torch.tensor([1.0, 2.0, 4.0])
-    shares = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]])
+    of_images = [
+        [0.5, 0.5, 0.0],
+        [0.0, 0.25, 0.75],
+    ]
+    shares = torch.tensor(of_images)
     batch = Batch(modules.batch(2).images, shares, torch.arange(2))
     output = module.network(batch.images)
-    (found,) = module.classification_term(batch, output, {}).values()
-    expected = cross_entropy_loss(output.scores, shares, weights=torch.tensor([1.5, 3.5]))
+    found = classification_loss(module, batch, output)
+    means = torch.tensor([1.5, 3.5])
+    expected = cross_entropy_loss(output.scores, shares, weights=means)
     assert found.equal(expected)
 
 
@@ -110,27 +130,36 @@ def own_loss(scores: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(scores, labels)
 
 
-@pytest.mark.parametrize(
-    ("given", "options", "message"),
-    [
-        ("weighted", {}, "is weighted; expected balanced, or 3 finite numbers above 0"),
-        ([1, 9], {}, r"is \[1, 9\]; expected balanced, or 3"),
-        ([], {}, "expected balanced, or 3"),
-        ([1, 0, 1], {}, "above 0"),
-        ([1, -2, 1], {}, "above 0"),
-        ([1, float("inf"), 1], {}, "finite"),
-        ([1, float("nan"), 1], {}, "finite"),
-        ([1, "2", 1], {}, "numbers"),
-        ([1, True, 1], {}, "numbers"),
-        ("balanced", {"loss": own_loss}, "own_loss has no argument weights"),
-        ("balanced", {"loss": margin_loss, "labels_per_image": 2}, "one class for each image"),
-    ],
-)
-def test_weights_that_cannot_be_used_are_refused(
-    given: Any, options: dict[str, Any], message: str
-) -> None:
+REFUSED = {
+    "other text": ("weighted", "is weighted; expected balanced, or 3 finite numbers above 0"),
+    "too few": ([1, 9], r"is \[1, 9\]; expected balanced, or 3"),
+    "none": ([], "expected balanced, or 3"),
+    "zero": ([1, 0, 1], "above 0"),
+    "negative": ([1, -2, 1], "above 0"),
+    "infinite": ([1, float("inf"), 1], "finite"),
+    "NaN": ([1, float("nan"), 1], "finite"),
+    "text": ([1, "2", 1], "numbers"),
+    "bool": ([1, True, 1], "numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_weights_that_cannot_be_used_are_refused(kind: str) -> None:
+    given, message = REFUSED[kind]
     with pytest.raises(ValueError, match=message):
-        modules.classifier(**{"loss": cross_entropy_loss, **options}, class_weights=given)
+        modules.classifier(cross_entropy_loss, class_weights=given)
+
+
+def test_a_loss_without_weights_is_refused() -> None:
+    message = "own_loss has no argument weights"
+    with pytest.raises(ValueError, match=message):
+        modules.classifier(own_loss, class_weights="balanced")
+
+
+def test_several_labels_of_an_image_have_no_class_weights() -> None:
+    message = "one class for each image"
+    with pytest.raises(ValueError, match=message):
+        modules.classifier(margin_loss, class_weights="balanced", labels_per_image=2)
 
 
 def test_results_by_class_have_names_and_the_error_of_a_constant_answer() -> None:
@@ -142,38 +171,64 @@ def test_results_by_class_have_names_and_the_error_of_a_constant_answer() -> Non
     recalls = found["recall"]
     assert recalls.keys() == {"a", "b", "c"}
     logged = module.test_results()
-    assert logged["balanced_error"] == pytest.approx(100 - sum(recalls.values()) / 3, abs=1e-4)
+    mean = sum(recalls.values()) / 3
+    assert logged["balanced_error"] == pytest.approx(100 - mean, abs=1e-4)
     assert logged["error"] == pytest.approx(logged["balanced_error"], abs=1e-4)
     assert 0 <= logged["auroc"] <= 1
-    assert "constant_error" not in module.class_results("test", None)
+    without_counts = module.class_results("test", None)
+    assert "constant_error" not in without_counts
 
 
 def test_auroc_compares_the_scores_of_an_image_with_each_other() -> None:
     """All answers are right; one image has higher scores than another for all classes."""
     module = modules.classifier(cross_entropy_loss)
-    two_classes = torch.tensor([[0.2, 0.1], [0.9, 0.8], [0.3, 0.4], [0.8, 0.9]])
+    of_images = [
+        [0.2, 0.1],
+        [0.9, 0.8],
+        [0.3, 0.4],
+        [0.8, 0.9],
+    ]
+    two_classes = torch.tensor(of_images)
     scores = nn.functional.pad(two_classes, (0, 1), value=-9.0)
-    batch = Batch(torch.zeros(4, 1, 4, 4), torch.tensor([0, 0, 1, 1]), torch.arange(4))
+    batch = Batch(
+        images=torch.zeros(4, 1, 4, 4),
+        labels=torch.tensor([0, 0, 1, 1]),
+        key=torch.arange(4),
+    )
     module.measure("val", batch, CapsuleOutput(scores))
-    assert module.metrics["val/auroc"].compute() == {"auroc": 1.0}
+    metric = module.metrics["val/auroc"]
+    assert metric.compute() == {"auroc": 1.0}
 
 
-BALANCED = ["trainer.max_epochs=2", "trainer.precision=32-true", *NO_PICTURES]
+BALANCED = [
+    "trainer.max_epochs=2",
+    "trainer.precision=32-true",
+    *NO_PICTURES,
+]
+
+
+CORRECTIONS = [
+    "data.sampling=balanced",
+    "module.class_weights=balanced",
+]
 
 
 @pytest.mark.whole  # three fits
-@pytest.mark.parametrize("option", ["data.sampling=balanced", "module.class_weights=balanced"])
+@pytest.mark.parametrize("option", CORRECTIONS)
 def test_run_with_corrected_frequencies_resumes_exactly(
     tiny: Tiny, tmp_path: Path, option: str
 ) -> None:
+    at_once, resumed = tmp_path / "whole", tmp_path / "run"
     config = tiny(option, *BALANCED, model=TINY_CNN)
-    whole = train(config, tmp_path / "whole")
-    parts = interrupted_and_resumed(config, tmp_path / "run", 3)
+    whole = train(config, at_once)
+    parts = interrupted_and_resumed(config, resumed, 3)
     assert results(parts) == results(whole)
-    found = weights(tmp_path / "run")
-    for name, expected in weights(tmp_path / "whole").items():
+    found = weights(resumed)
+    for name, expected in weights(at_once).items():
         assert found[name].equal(expected), name
-    plain = train(tiny(*BALANCED, model=TINY_CNN), tmp_path / "plain")
+    uncorrected = tiny(*BALANCED, model=TINY_CNN)
+    plain = train(uncorrected, tmp_path / "plain")
     assert results(plain) != results(whole)
-    counts = checkpoint(tmp_path / "run")["capsule_lab"]["class_counts"]
-    assert sum(counts) == whole["provenance"]["split"]["train_images"]
+    record = checkpoint(resumed)["capsule_lab"]
+    split = whole["provenance"]["split"]
+    assert sum(record["class_counts"]) == split["train_images"]

@@ -33,13 +33,16 @@ def cnn(**options: Any) -> ClassifierModule:
 
 
 def state(module: AbstractModule) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in module.network.state_dict().items()}
+    weights = module.network.state_dict()
+    return {name: value.clone() for name, value in weights.items()}
 
 
 def fit(module: AbstractModule, **options: Any) -> None:
     """Two epochs of three steps, each validated."""
     batches = [batch(size=9)] * 3
-    trainer(max_epochs=2, **options).fit(module, loader(*batches), loader(batch(4, size=9)))
+    validation = loader(batch(4, size=9))
+    fitting = trainer(max_epochs=2, **options)
+    fitting.fit(module, loader(*batches), validation)
 
 
 def changed(module: AbstractModule, before: dict[str, Tensor]) -> set[str]:
@@ -53,7 +56,11 @@ def changed(module: AbstractModule, before: dict[str, Tensor]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("optimizer", "graphs"),
-    [(ADAM, "auto"), (DECAYING, False), (Muon, False)],
+    [
+        (ADAM, "auto"),
+        (DECAYING, False),
+        (Muon, False),
+    ],
     ids=["adam", "decay", "muon"],
 )
 def test_weights_and_statistics_of_frozen_modules_stay(
@@ -98,7 +105,9 @@ def test_other_modules_train_as_before() -> None:
 
 def test_frozen_kernels_have_no_penalty() -> None:
     module = cnn()
-    kernels = 0.005 * module.network.classifier[1].weight.square().sum()
+    last = module.network.classifier[1]
+    kernels = 0.005 * last.weight.square().sum()
     assert module.penalty()["l2"] > kernels
     module.freeze_modules(["features"])
-    assert module.penalty()["l2"].item() == pytest.approx(kernels.item())
+    penalty = module.penalty()["l2"]
+    assert penalty.item() == pytest.approx(kernels.item())

@@ -1,12 +1,13 @@
 """A run that starts from weights: what fits is loaded to the bit, the rest is new and listed."""
 
+import copy
 import hashlib
 import json
 import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -26,8 +27,16 @@ from tests.helpers.interruptions import differences
 from tests.helpers.make_pictures import make_pictures
 from tests.helpers.training import SignalAt, checkpoint, run
 
-PICTURES = ["data=folder", "data.path=pictures", "data.size=28", "data.train_images=null"]
-PICTURES += ["data.source=auto", "data.bad=skip", "trainer.max_epochs=1", *NO_PICTURES]
+PICTURES = [
+    "data=folder",
+    "data.path=pictures",
+    "data.size=28",
+    "data.train_images=null",
+    "data.source=auto",
+    "data.bad=skip",
+    "trainer.max_epochs=1",
+    *NO_PICTURES,
+]
 
 
 def started(config: Any) -> Training:
@@ -50,7 +59,28 @@ def stored(path: Path) -> dict[str, Tensor]:
 
 def equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
     """The names of the tensors that are equal to the bit."""
-    return [name for name in found if name in expected and found[name].equal(expected[name])]
+    both = [name for name in found if name in expected]
+    return [name for name in both if found[name].equal(expected[name])]
+
+
+def source_of(kind: str, trained: Trained) -> Path:
+    """The weights of the run as this kind of source."""
+    best = best_of(trained)
+    if kind == "run":
+        return trained.directory
+    if kind == "checkpoint":
+        return best
+    if kind == "safetensors":
+        path = Path("weights.safetensors")
+        export(runs.open(trained.directory), "safetensors", path)
+        return path
+    path = Path("weights.pth")
+    torch.save(stored(best), path)
+    return path
+
+
+def counts_of(record: Mapping[str, Any]) -> tuple[int, int, int]:
+    return record["loaded"], record["new"], record["unused"]
 
 
 @pytest.mark.parametrize("kind", ["run", "checkpoint", "safetensors", "state dict"])
@@ -59,37 +89,37 @@ def test_weights_of_every_kind_of_file_are_loaded_to_the_bit(
 ) -> None:
     best = best_of(trained)
     expected = stored(best)
-    source = {"run": trained.directory, "checkpoint": best}.get(kind, Path("weights.pth"))
-    if kind == "safetensors":
-        source = Path("weights.safetensors")
-        export(runs.open(trained.directory), "safetensors", source)
-    elif kind == "state dict":
-        torch.save(expected, source)
+    source = source_of(kind, trained)
     training = started(tiny(f"train.start_from={source}", "seed=7"))
     assert equal(state(training), expected) == list(expected)
     assert training.initial is not None
     record = training.initial.record
     file = best if kind == "run" else source
+    digest = hashlib.sha256(file.read_bytes())
     assert record["file"] == file.name
-    assert record["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert (record["loaded"], record["new"], record["unused"]) == (len(expected), 0, 0)
+    assert record["sha256"] == digest.hexdigest()
+    assert counts_of(record) == (len(expected), 0, 0)
+    if kind == "state dict":
+        assert record["data"] is None
+        assert record["step"] is None
+        return
     provenance = trained.result["provenance"]
-    data = {"source": provenance["source"], "name": provenance["name"]}
-    step = torch.load(best, weights_only=True)["global_step"]
-    known = (None, None) if kind == "state dict" else (data, step)
-    assert (record["data"], record["step"]) == known
+    assert record["data"] == {key: provenance[key] for key in ("source", "name")}
+    assert record["step"] == torch.load(best, weights_only=True)["global_step"]
 
 
 def test_ready_weights_are_loaded_by_name_also_without_pickles(tiny: Tiny) -> None:
     network = runs.open("capsnet_mnist").network
-    expected = {name: weight.clone() for name, weight in network.state_dict().items()}
+    expected = copy.deepcopy(network.state_dict())
     for parameter in network.parameters():
         torch.nn.init.zeros_(parameter)
     config = tiny("train.start_from=capsnet_mnist", "trust=safetensors")
     initial = runs.initial_weights.load(config, network)
-    assert initial.lines == [
-        "starting from capsnet_mnist, trained on real MNIST: 12 of the network's 12 tensors are loaded"
-    ]
+    (line,) = initial.lines
+    assert line == (
+        "starting from capsnet_mnist, trained on real MNIST: "
+        "12 of the network's 12 tensors are loaded"
+    )
     assert equal(network.state_dict(), expected) == list(expected)
 
 
@@ -101,25 +131,30 @@ def test_heads_of_other_classes_are_new_and_listed_in_log_record_and_summary(
     random = state(started(tiny(*PICTURES)))
     training = started(tiny(*PICTURES, f"train.start_from={trained.directory}"))
     before = stored(best_of(trained))
-    found = {name: weight.clone() for name, weight in state(training).items()}
+    found = copy.deepcopy(state(training))
     new = [name for name in found if found[name].shape != before[name].shape]
+    loaded = [name for name in found if name not in new]
     assert {"conv.weight", "digits.weight"} < {*new} < {*found}
-    assert equal(found, before) == [name for name in found if name not in new]
+    assert equal(found, before) == loaded
     for name in new:
         assert found[name].equal(random[name]), name
     with caplog.at_level(logging.INFO):
         result = training.run()
-    name = trained.result["provenance"]["name"]
-    loaded = len(found) - len(new)
-    counts = f"{loaded} of the network's {len(found)} tensors are loaded"
-    assert f"starting from {trained.directory}, trained on {name}: {counts}" in caplog.messages
+    data = trained.result["provenance"]["name"]
+    source = f"starting from {trained.directory}, trained on {data}"
+    counts = f"{len(loaded)} of the network's {len(found)} tensors are loaded"
+    assert f"{source}: {counts}" in caplog.messages
     in_order = [name for name in before if name in new]
-    assert f"  new, as they have another shape there: {', '.join(in_order)}" in caplog.messages
-    record = json.loads(Path("new/metrics.json").read_text())["start_from"]
-    assert (record["loaded"], record["new"], record["unused"]) == (loaded, len(new), len(new))
-    assert checkpoint(Path("new"))["capsule_lab"]["start_from"] == record
-    line = f"start       best.ckpt ({name}): {loaded} tensors loaded, {len(new)} new"
-    assert line in summary(result, Path("new"), CHOSEN).splitlines()
+    listed = ", ".join(in_order)
+    assert f"  new, as they have another shape there: {listed}" in caplog.messages
+    directory = Path("new")
+    metrics = json.loads((directory / "metrics.json").read_text())
+    record = metrics["start_from"]
+    assert counts_of(record) == (len(loaded), len(new), len(new))
+    assert checkpoint(directory)["capsule_lab"]["start_from"] == record
+    line = f"start       best.ckpt ({data}): {len(loaded)} tensors loaded, {len(new)} new"
+    shown = summary(result, directory, CHOSEN)
+    assert line in shown.splitlines()
 
 
 def test_stages_of_a_file_of_torchvision_are_the_stem(tiny: Tiny) -> None:
@@ -139,8 +174,13 @@ def test_stages_of_a_file_of_torchvision_are_the_stem(tiny: Tiny) -> None:
 def test_resumed_run_continues_exactly_without_its_source(
     trained: Trained, tiny: Tiny, a_copy: Path, tmp_path: Path
 ) -> None:
-    options = ["train.freeze=[conv]", "seed=7", "trainer.max_epochs=1", *NO_PICTURES]
-    config = tiny(f"train.start_from={a_copy}", *options)
+    config = tiny(
+        f"train.start_from={a_copy}",
+        "train.freeze=[conv]",
+        "seed=7",
+        "trainer.max_epochs=1",
+        *NO_PICTURES,
+    )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     expected = train(config, whole)
     with pytest.raises(InterruptError):
@@ -156,34 +196,65 @@ def test_resumed_run_continues_exactly_without_its_source(
 
 def test_only_a_source_or_frozen_modules_change_the_hash(tiny: Tiny) -> None:
     plain = config_hash(tiny())
-    assert config_hash(tiny("train.start_from=null", "train.freeze=null")) == plain
-    hashes = {
-        plain,
-        config_hash(tiny("train.start_from=capsnet_mnist")),
-        config_hash(tiny("train.start_from=cnn_mnist")),
-        config_hash(tiny("train.freeze=[conv]")),
-    }
+    without = tiny("train.start_from=null", "train.freeze=null")
+    assert config_hash(without) == plain
+    hashes = {plain}
+    for option in (
+        "train.start_from=capsnet_mnist",
+        "train.start_from=cnn_mnist",
+        "train.freeze=[conv]",
+    ):
+        hashes.add(config_hash(tiny(option)))
     assert len(hashes) == 4
 
 
 READY = "train.start_from=capsnet_mnist"
+
+
+class Wrong(NamedTuple):
+    """Overrides, in which RUN is the directory of a run, and a part of the message."""
+
+    overrides: list[str]
+    message: str
+
+
 WRONG = {
-    "neither .*; did you mean capsnet_mnist?": ["train.start_from=capsnet_mnst"],
-    "no checkpoint at empty; expected a .ckpt file": ["train.start_from=empty"],
-    "expected the options of its network, model.channels=32 .* model.decoder=[256,512]$": [READY],
-    "best.ckpt is a pickle, which trust=safetensors refuses": [
-        "train.start_from=RUN",
-        "trust=safetensors",
-    ],
-    "begins another one; expected one of them$": [READY, "ckpt=RUN"],
-    "was trained with train.freeze=[]; expected the same, or": ["ckpt=RUN", "train.freeze=[conv]"],
-    "train.freeze: CapsNet has no module 'digts' with parameters; did you mean digits? Options: ": [
-        "train.freeze=[digts]"
-    ],
-    "train.freeze: CapsNet has no parameters besides those of conv, primary, digits, decoder; ": [
-        "train.freeze=[conv,primary,digits,decoder]"
-    ],
-    "train.freeze is conv; expected a list of texts or null": ["train.freeze=conv"],
+    "unknown name": Wrong(
+        ["train.start_from=capsnet_mnst"],
+        "neither .*; did you mean capsnet_mnist?",
+    ),
+    "empty folder": Wrong(
+        ["train.start_from=empty"],
+        "no checkpoint at empty; expected a .ckpt file",
+    ),
+    "other sizes": Wrong(
+        [READY],
+        "expected the options of its network, model.channels=32 .* model.decoder=[256,512]$",
+    ),
+    "pickle": Wrong(
+        ["train.start_from=RUN", "trust=safetensors"],
+        "best.ckpt is a pickle, which trust=safetensors refuses",
+    ),
+    "two sources": Wrong(
+        [READY, "ckpt=RUN"],
+        "begins another one; expected one of them$",
+    ),
+    "frozen later": Wrong(
+        ["ckpt=RUN", "train.freeze=[conv]"],
+        "was trained with train.freeze=[]; expected the same, or",
+    ),
+    "unknown module": Wrong(
+        ["train.freeze=[digts]"],
+        "train.freeze: CapsNet has no module 'digts' with parameters; did you mean digits? Options: ",
+    ),
+    "everything frozen": Wrong(
+        ["train.freeze=[conv,primary,digits,decoder]"],
+        "train.freeze: CapsNet has no parameters besides those of conv, primary, digits, decoder; ",
+    ),
+    "no list": Wrong(
+        ["train.freeze=conv"],
+        "train.freeze is conv; expected a list of texts or null",
+    ),
 }
 
 
@@ -193,14 +264,15 @@ def pattern(message: str) -> str:
     return f"{plain}$" if message.endswith("$") else plain
 
 
-@pytest.mark.parametrize("message", WRONG)
+@pytest.mark.parametrize("kind", WRONG)
 def test_a_start_that_cannot_work_is_refused_before_anything_is_written(
-    trained: Trained, tiny: Tiny, message: str
+    trained: Trained, tiny: Tiny, kind: str
 ) -> None:
     Path("empty").mkdir()
     directory = str(trained.directory)
-    given = [override.replace("RUN", directory) for override in WRONG[message]]
-    with pytest.raises((ConfigError, RunError), match=pattern(message)):
+    wrong = WRONG[kind]
+    given = [override.replace("RUN", directory) for override in wrong.overrides]
+    with pytest.raises((ConfigError, RunError), match=pattern(wrong.message)):
         train(tiny(*given), "new")
     assert not Path("new").exists()
 
@@ -219,33 +291,47 @@ class Opens:
         return (open, ("opened", "w"))
 
 
+HOSTILE = {
+    "code": "cannot be read as a checkpoint",
+    "list": "has weights of type list; expected a dict",
+    "number": "has int for 'conv.weight' among its weights",
+    "other key": "has Tensor for '1' among its weights",
+    "terabytes": "is smaller than its weights",
+    "no values": "has no values for conv.weight",
+    "NaN": "has numbers in conv.weight that are not finite",
+    "nothing": "expected float32 of .* but its first tensor is nothing",
+    "other type": "expected float32 of .* but its first tensor is float64",
+    "other record": "was not written by capsule_lab",
+    "control": ", x y $",
+}
+
+
 def hostile(weights: dict[str, Any]) -> dict[str, Any]:
-    """Contents of files, each wrong in another way, and what the message about it says."""
+    """Contents of files, each wrong in another way."""
     weight = weights["conv.weight"]
     return {
-        "cannot be read as a checkpoint": {"conv.weight": Opens()},
-        "has weights of type list; expected a dict": [weight],
-        "has int for 'conv.weight' among its weights": {"conv.weight": 3},
-        "has Tensor for '1' among its weights": {1: weight},
-        "is smaller than its weights": {"x": torch.zeros(1).expand(10**6, 10**6)},
-        "has no values for conv.weight": {**weights, "conv.weight": weight.to("meta")},
-        "has numbers in conv.weight that are not finite": {"conv.weight": weight * torch.nan},
-        "expected float32 of .* but its first tensor is nothing": {},
-        "expected float32 of .* but its first tensor is float64": {"conv.weight": weight.double()},
-        "was not written by capsule_lab": {"capsule_lab": 1, "state_dict": weights},
-        ", x y $": {"x\x1b\ny\x07": weight},
+        "code": {"conv.weight": Opens()},
+        "list": [weight],
+        "number": {"conv.weight": 3},
+        "other key": {1: weight},
+        "terabytes": {"x": torch.zeros(1).expand(10**6, 10**6)},
+        "no values": {**weights, "conv.weight": weight.to("meta")},
+        "NaN": {"conv.weight": weight * torch.nan},
+        "nothing": {},
+        "other type": {"conv.weight": weight.double()},
+        "other record": {"capsule_lab": 1, "state_dict": weights},
+        "control": {"x\x1b\ny\x07": weight},
     }
 
 
-@pytest.mark.parametrize("number", range(11))
+@pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_file_runs_no_code_and_is_refused_in_a_sentence(
-    trained: Trained, tiny: Tiny, number: int
+    trained: Trained, tiny: Tiny, kind: str
 ) -> None:
-    files = hostile(stored(best_of(trained)))
-    message, content = [*files.items()][number]
-    torch.save(content, "bad.pth")
+    contents = hostile(stored(best_of(trained)))
+    torch.save(contents[kind], "bad.pth")
     config = tiny("train.start_from=bad.pth")
-    with pytest.raises(RunError, match=pattern(message)) as caught:
+    with pytest.raises(RunError, match=pattern(HOSTILE[kind])) as caught:
         runs.initial_weights.load(config, trained.module.network)
     assert "\x1b" not in str(caught.value)
     assert not Path("opened").exists()
@@ -255,8 +341,13 @@ def test_ckpt_of_other_data_points_to_a_start_from_its_weights(
     trained: Trained, tiny: Tiny, real: Path
 ) -> None:
     directory = trained.directory
-    other = ["data.source=real", "data.train_images=null", f"data.directory={real}"]
-    last = re.escape(f"{directory / 'checkpoints' / 'last.ckpt'}")
+    config = tiny(
+        f"ckpt={directory}",
+        "data.source=real",
+        "data.train_images=null",
+        f"data.directory={real}",
+    )
+    last = directory / "checkpoints" / "last.ckpt"
     message = f"without ckpt=, from these weights by train.start_from={last}$"
-    with pytest.raises(RunError, match=message):
-        train(tiny(f"ckpt={directory}", *other), "new")
+    with pytest.raises(RunError, match=pattern(message)):
+        train(config, "new")

@@ -95,7 +95,8 @@ def test_need_of_a_run_is_the_estimate_or_a_bound_of_it(monkeypatch: pytest.Monk
 
 def test_the_advice_keeps_the_proportions_of_oblong_images() -> None:
     config = compose("train", [*LARGE, "model=capsnet", "model.transformation=shared"])
-    options = [option for option, *_ in memory._smaller(config, DataSpec((3, 48, 160), 2))]
+    spec = DataSpec((3, 48, 160), 2)
+    options = [option for option, *_ in memory._smaller(config, spec)]
     assert options == ["data.size=[24,80]", "data.size=[12,40]"]
 
 

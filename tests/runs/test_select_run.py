@@ -183,8 +183,9 @@ def three_runs() -> Path:
         (directory / "checkpoints").mkdir(parents=True)
         if name != "unfinished":
             result = {**RESULT, "config_hash": f"0000000{number}"}
-            (directory / "metrics.json").write_text(json.dumps(result))
-            os.utime(directory / "metrics.json", (number, number))
+            file = directory / "metrics.json"
+            file.write_text(json.dumps(result))
+            os.utime(file, (number, number))
         if name != "without":
             (directory / "checkpoints" / "best.ckpt").write_text("not a checkpoint")
         made[name] = directory
@@ -209,7 +210,8 @@ def test_every_command_that_takes_a_run_takes_the_last_one(
     cli: Cli, three_runs: Path, words: str
 ) -> None:
     name, *arguments = words.split()
-    assert f"runs/{three_runs.name}/checkpoints/best.ckpt" in one_sentence(cli(name, *arguments))
+    refused = one_sentence(cli(name, *arguments))
+    assert f"runs/{three_runs.name}/checkpoints/best.ckpt" in refused
 
 
 def test_last_without_a_finished_run_is_one_sentence(cli: Cli) -> None:
@@ -231,4 +233,5 @@ def test_run_that_was_probably_meant_is_named(
 ) -> None:
     name, *arguments = words.split()
     refused = one_sentence(cli(name, *arguments))
-    assert re.search(rf"did you mean runs/\w+-0000000\d{re.escape(instead)}", refused)
+    pattern = r"did you mean runs/\w+-0000000\d" + re.escape(instead)
+    assert re.search(pattern, refused)

@@ -112,12 +112,14 @@ def almost_equal(row: str, seed: int) -> Any:
 
 def test_comparison_on_the_terminal_has_names_instead_of_labels(tmp_path: Path) -> None:
     (pairs,) = answers(tmp_path, [PAIRS])
-    row = pairs.first.row.model_copy(update={"label": "a long label, three times as long"})
-    sheet = comparison_formats.on_terminal([replace(pairs, first=replace(pairs.first, row=row))])
-    (shown,) = sheet.rows
-    assert shown.cells[0] == "pairs: a against b"
-    (standin,) = comparison_formats.on_terminal([replace(pairs, real=False)]).rows
-    assert standin.cells[0] == "pairs: a against b (stand-in)"
+    long = {"label": "a long label, three times as long"}
+    row = pairs.first.row.model_copy(update=long)
+    first = replace(pairs.first, row=row)
+    labelled = replace(pairs, first=first)
+    standin = replace(pairs, real=False)
+    sheet = comparison_formats.on_terminal([labelled, standin])
+    names = [shown.cells[0] for shown in sheet.rows]
+    assert names == ["pairs: a against b", "pairs: a against b (stand-in)"]
 
 
 PAIRS = {

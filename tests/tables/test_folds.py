@@ -20,22 +20,36 @@ from tests.helpers.tables import TINY, cells_of, write_run, write_table
 
 FOLDS = 3
 IMAGES = 20
-BASE = [*TINY, "data=folder", "data.source=real", "data.path=pictures", "data.size=20"]
+BASE = [
+    *TINY,
+    "data=folder",
+    "data.source=real",
+    "data.path=pictures",
+    "data.size=20",
+]
 ROWS: list[dict[str, Any]] = [
     {"name": "a", "overrides": ["data.batch_size=8"]},
     {"name": "b", "overrides": ["data.batch_size=9"]},
 ]
-BY_FOLD = {"name": "ab", "rows": ["a"], "against": "b", "pairing": "fold"}
+BY_FOLD = {
+    "name": "ab",
+    "rows": ["a"],
+    "against": "b",
+    "pairing": "fold",
+}
+OVER_IMAGES = {**BY_FOLD, "unit": "images"}
 Wrong = Callable[[str, int, int], Any]
 
 
 def table_over_folds(folder: Path, **content: Any) -> Path:
-    return write_table(folder, **{"base": BASE, "rows": ROWS, "folds": FOLDS, **content})
+    table = {"base": BASE, "rows": ROWS, "folds": FOLDS, **content}
+    return write_table(folder, **table)
 
 
 def some_wrong(row: str, fold: int, seed: int) -> Any:
     share = {"a": 0.2, "b": 0.5}[row]
-    return np.random.default_rng([ord(row), fold, seed]).random(IMAGES) < share
+    generator = np.random.default_rng([ord(row), fold, seed])
+    return generator.random(IMAGES) < share
 
 
 def write_runs(file: Path, wrong: Wrong = some_wrong, **more: Any) -> list[Entry]:
@@ -50,11 +64,12 @@ def write_runs(file: Path, wrong: Wrong = some_wrong, **more: Any) -> list[Entry
             "margin": -images.astype(np.float32),
             **more,
         }
-        record = json.loads((directory / "metrics.json").read_text())
         entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
-        (directory / "metrics.json").write_text(json.dumps(record | {"predictions": entry}))
-    table = read(file)
-    return summarise(table)
+        metrics = directory / "metrics.json"
+        record = json.loads(metrics.read_text())
+        record["predictions"] = entry
+        metrics.write_text(json.dumps(record))
+    return summarise(read(file))
 
 
 def pooled(row: str, seeds: list[int]) -> Any:
@@ -71,16 +86,28 @@ def test_every_fold_and_seed_is_a_cell(tmp_path: Path) -> None:
     cells = cells_of(file)
     names = [cell.name for cell in cells]
     assert names[:3] == ["a fold 0 seed 4", "a fold 0 seed 7", "a fold 1 seed 4"]
-    assert len(names) == len({cell.fingerprint for cell in cells}) == FOLDS * 2
-    last = cells[-1].config
-    assert (last.data.folds, last.data.fold, last.seed) == (FOLDS, 2, 7)
-    assert "data.fold=2" in cells[-1].command
+    fingerprints = {cell.fingerprint for cell in cells}
+    assert len(names) == len(fingerprints) == FOLDS * 2
+    *_, last = cells
+    assert last.config.seed == 7
+    assert last.config.data.folds == FOLDS
+    assert last.config.data.fold == 2
+    assert "data.fold=2" in last.command
 
 
 def test_evaluations_and_taken_values_are_those_of_the_same_fold(tmp_path: Path) -> None:
-    taking = {"name": "taking", "overrides": [], "takes": {"data.mixup": ["a", "test/error"]}}
-    evaluation = {"name": "evaluated", "of": "a", "evaluate": ["data.eval_images=5"]}
-    file = table_over_folds(tmp_path, rows=[ROWS[0], taking, evaluation], seeds=[0])
+    taking = {
+        "name": "taking",
+        "overrides": [],
+        "takes": {"data.mixup": ["a", "test/error"]},
+    }
+    evaluation = {
+        "name": "evaluated",
+        "of": "a",
+        "evaluate": ["data.eval_images=5"],
+    }
+    rows = [ROWS[0], taking, evaluation]
+    file = table_over_folds(tmp_path, rows=rows, seeds=[0])
     for cell in cells_of(file):
         if cell.row.name == "a":
             write_run(cell, error=1.0 + cell.fold.index)
@@ -93,35 +120,48 @@ def test_evaluations_and_taken_values_are_those_of_the_same_fold(tmp_path: Path)
 
 def test_overrides_of_folds_are_refused(tmp_path: Path) -> None:
     table = read(table_over_folds(tmp_path))
-    message = r"^every run has data\.fold=0; leave it out, folds: 3 of the table sets the folds$"
+    message = (
+        r"^every run has data\.fold=0; "
+        r"leave it out, folds: 3 of the table sets the folds$"
+    )
     with pytest.raises(TableError, match=message):
         expand(table, ["data.fold=0"])
 
 
+def percent_by_fold(shares: Any) -> Any:
+    of_folds = shares.reshape(FOLDS, IMAGES)
+    return 100 * of_folds.mean(axis=1)
+
+
+def mean_of(entry: Entry) -> Mean:
+    assert isinstance(entry.ours, Mean)
+    return entry.ours
+
+
 @pytest.mark.parametrize("seeds", [[0], [0, 1]])
 def test_mean_is_over_folds_and_interval_over_all_images(tmp_path: Path, seeds: list[int]) -> None:
-    entry, _ = write_runs(table_over_folds(tmp_path, seeds=seeds))
+    file = table_over_folds(tmp_path, seeds=seeds)
+    entry, _ = write_runs(file)
     shares = pooled("a", seeds)
-    by_fold = 100 * shares.reshape(FOLDS, IMAGES).mean(axis=1)
-    ours = entry.ours
-    assert isinstance(ours, Mean)
+    by_fold = percent_by_fold(shares)
+    ours = mean_of(entry)
     assert [*ours.by_fold.values()] == pytest.approx(by_fold)
     assert ours.center == pytest.approx(by_fold.mean())
     assert ours.std == pytest.approx(by_fold.std(ddof=1))
     assert ours.count == FOLDS * len(seeds)
     low, high = interval_over_images(shares.sum(), FOLDS * IMAGES)
     assert ours.over_images == pytest.approx((low, high))
-    assert str(ours) == f"{ours.center:.2f} ({low:.2f} to {high:.2f} over test images)"
+    interval = f"{low:.2f} to {high:.2f} over test images"
+    assert str(ours) == f"{ours.center:.2f} ({interval})"
 
 
 def test_interval_is_over_groups_where_there_are_some(tmp_path: Path) -> None:
     groups = np.arange(IMAGES, dtype=np.int32) // 5
-    entry, _ = write_runs(table_over_folds(tmp_path, seeds=[0]), cluster=groups)
-    assert isinstance(entry.ours, Mean)
+    file = table_over_folds(tmp_path, seeds=[0])
+    entry, _ = write_runs(file, cluster=groups)
     everywhere = np.arange(FOLDS * IMAGES) // 5
-    assert entry.ours.over_images == pytest.approx(
-        interval_over_clusters(pooled("a", [0]), everywhere)
-    )
+    expected = interval_over_clusters(pooled("a", [0]), everywhere)
+    assert mean_of(entry).over_images == pytest.approx(expected)
 
 
 def test_without_predictions_there_is_no_interval(tmp_path: Path) -> None:
@@ -129,44 +169,56 @@ def test_without_predictions_there_is_no_interval(tmp_path: Path) -> None:
     for cell in cells_of(file)[:2]:
         write_run(cell, error=1.0 + cell.fold.index)
     (entry,) = summarise(read(file))
-    assert isinstance(entry.ours, Mean)
-    assert entry.ours.over_images is None
-    assert str(entry.ours) == "1.50 ± 0.707"
+    ours = mean_of(entry)
+    assert ours.over_images is None
+    assert str(ours) == "1.50 ± 0.707"
     assert entry.state == "2 of 3, 1 missing"
+
+
+def the_comparison(file: Path) -> Any:
+    """The comparison of the rows, after runs of every cell."""
+    entries = write_runs(file)
+    (found,) = compared(read(file), entries)
+    return found
 
 
 def test_rows_are_compared_by_fold_with_the_correction_for_overlap(tmp_path: Path) -> None:
     """Bouckaert and Frank 2004: t with the variance (1 / folds + 1 / (folds - 1)) of one difference."""
     file = table_over_folds(tmp_path, seeds=[0, 1], comparisons=[BY_FOLD])
-    entries = write_runs(file)
-    (found,) = compared(read(file), entries)
-    differences = (pooled("a", [0, 1]) - pooled("b", [0, 1])).reshape(FOLDS, IMAGES)
-    by_fold = 100 * differences.mean(axis=1)
-    assert found.difference.estimate == pytest.approx(by_fold.mean())
-    variance = by_fold.var(ddof=1) * (1 / FOLDS + 1 / (FOLDS - 1))
-    assert found.difference.error == pytest.approx(variance**0.5)
-    assert found.difference.df == FOLDS - 1
-    assert found.difference.counts == (FOLDS, FOLDS)
+    difference = the_comparison(file).difference
+    by_fold = percent_by_fold(pooled("a", [0, 1]) - pooled("b", [0, 1]))
+    assert difference.estimate == pytest.approx(by_fold.mean())
+    correction = 1 / FOLDS + 1 / (FOLDS - 1)
+    variance = by_fold.var(ddof=1) * correction
+    assert difference.error == pytest.approx(variance**0.5)
+    assert difference.df == FOLDS - 1
+    assert difference.counts == (FOLDS, FOLDS)
 
 
 def test_networks_of_all_folds_are_compared_over_their_images(tmp_path: Path) -> None:
-    file = table_over_folds(tmp_path, seeds=[0], comparisons=[{**BY_FOLD, "unit": "images"}])
-    (found,) = compared(read(file), write_runs(file))
+    file = table_over_folds(tmp_path, seeds=[0], comparisons=[OVER_IMAGES])
+    difference = the_comparison(file).difference
     wrong = [pooled(row, [0]).astype(bool) for row in "ab"]
-    assert found.difference.p == mcnemar(*wrong).p
-    assert found.difference.test == "exact McNemar test, these two networks of each fold"
+    assert difference.p == mcnemar(*wrong).p
+    assert difference.test == "exact McNemar test, these two networks of each fold"
 
 
 def test_several_seeds_of_all_folds_are_compared_by_a_bootstrap(tmp_path: Path) -> None:
-    over_images = {**BY_FOLD, "unit": "images"}
-    file = table_over_folds(tmp_path, seeds=[0, 1], comparisons=[over_images])
-    (found,) = compared(read(file), write_runs(file))
-    assert found.difference.test == "bootstrap over runs and images"
-    expected = 100 * (pooled("a", [0, 1]) - pooled("b", [0, 1])).mean()
-    assert found.difference.estimate == pytest.approx(expected)
-    (directory,) = runs.directories.attempts(cells_of(file)[0].fingerprint)
+    file = table_over_folds(tmp_path, seeds=[0, 1], comparisons=[OVER_IMAGES])
+    difference = the_comparison(file).difference
+    assert difference.test == "bootstrap over runs and images"
+    differences = pooled("a", [0, 1]) - pooled("b", [0, 1])
+    assert difference.estimate == pytest.approx(100 * differences.mean())
+
+
+def test_without_predictions_of_a_run_seeds_alone_are_compared(tmp_path: Path) -> None:
+    file = table_over_folds(tmp_path, seeds=[0, 1], comparisons=[OVER_IMAGES])
+    write_runs(file)
+    first, *_ = cells_of(file)
+    (directory,) = runs.directories.attempts(first.fingerprint)
     (directory / "metrics.json").unlink()
-    (found,) = compared(read(file), summarise(read(file)))
+    table = read(file)
+    (found,) = compared(table, summarise(table))
     assert found.remark.startswith(
         "1 runs without a pair; over seeds alone: not all runs have predictions with images"
     )
@@ -178,19 +230,25 @@ def test_report_names_every_fold(tmp_path: Path) -> None:
     table = read(file)
     answers = compared(table, entries)
     first, second, explanation, *_ = formats._folds(entries)
-    values = [run.value for run in entries[0].runs]
-    assert first == "error: folds of a: " + ", ".join(
-        f"{fold}: {value:.2f}" for fold, value in enumerate(values)
-    )
+    values = [f"{fold}: {run.value:.2f}" for fold, run in enumerate(entries[0].runs)]
+    assert first == "error: folds of a: " + ", ".join(values)
     assert second.startswith("error: folds of b: 0: ")
     assert explanation.startswith("the interval of a row covers other test pictures")
     text = formats.as_markdown(table, entries, "a command", answers)
     assert "folds of b" in text
+    latex = formats.as_latex(table, entries, answers)
+    assert "Means over 3 folds and 95 \\% intervals" in latex
+
+
+def test_frames_and_figure_have_folds_and_intervals(tmp_path: Path) -> None:
+    file = table_over_folds(tmp_path, seeds=[0])
+    entries = write_runs(file)
     frame = formats.as_frame(entries)
-    assert isinstance(entries[0].ours, Mean)
-    assert (frame["ours_low"][0], frame["ours_high"][0]) == entries[0].ours.over_images
-    assert formats.runs_frame(entries)["fold"].tolist() == [0, 1, 2, 0, 1, 2]
-    assert "Means over 3 folds and 95 \\% intervals" in formats.as_latex(table, entries, answers)
+    interval = (frame["ours_low"][0], frame["ours_high"][0])
+    assert interval == mean_of(entries[0]).over_images
+    of_runs = formats.runs_frame(entries)
+    assert of_runs["fold"].tolist() == [0, 1, 2, 0, 1, 2]
     figure = comparison_formats.runs_as_dots(entries)
     assert figure is not None
-    assert "95 % interval over test images" in figure.get_suptitle().replace("\n", " ")
+    title = figure.get_suptitle().replace("\n", " ")
+    assert "95 % interval over test images" in title

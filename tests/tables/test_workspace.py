@@ -35,51 +35,63 @@ def test_written_workspace_passes_through_the_librarys_own_model(
     cli: Cli, tmp_path: Path, table: str
 ) -> None:
     text = written(cli, tmp_path, table)
-    again = internal.WorkspaceViewspec.model_validate_json(text)
-    assert json.loads(again.model_dump_json(by_alias=True, exclude_none=True)) == json.loads(text)
-    bars = [panel for panel in panels_of(json.loads(text)) if panel["viewType"] == "Bar Chart"]
-    metrics = [panel["config"]["metrics"] for panel in bars]
-    expected = [[column.metric] for column in tables.read_table(table).columns]
-    assert metrics == list({metric[0]: metric for metric in expected}.values())
+    model = internal.WorkspaceViewspec.model_validate_json(text)
+    again = model.model_dump_json(by_alias=True, exclude_none=True)
+    spec = json.loads(text)
+    assert json.loads(again) == spec
+    metrics = []
+    for panel in panels_of(spec):
+        if panel["viewType"] == "Bar Chart":
+            (metric,) = panel["config"]["metrics"]
+            metrics.append(metric)
+    columns = tables.read_table(table).columns
+    expected = dict.fromkeys(column.metric for column in columns)
+    assert metrics == [*expected]
 
 
 def test_rows_are_averaged_over_seeds_in_the_group_of_the_table(cli: Cli, tmp_path: Path) -> None:
     spec = json.loads(written(cli, tmp_path, "smoke"))
     (runs,) = spec["section"]["runSets"]
     (group,) = runs["filters"]["filters"]
-    assert (group["key"]["name"], group["op"], group["value"]) == ("group", "=", "smoke")
-    assert [key["name"] for key in runs["grouping"]] == ["jobType"]
-    plots = [panel["config"] for panel in panels_of(spec) if "groupBy" in panel["config"]]
+    assert group["key"]["name"] == "group"
+    assert group["op"] == "="
+    assert group["value"] == "smoke"
+    (key,) = runs["grouping"]
+    assert key["name"] == "jobType"
+    configs = [panel["config"] for panel in panels_of(spec)]
+    plots = [config for config in configs if "groupBy" in config]
     assert len(plots) == 10
     for plot in plots:
-        assert (plot["groupBy"], plot["groupAgg"], plot["groupArea"]) == (
-            "jobType",
-            "mean",
-            "stddev",
-        )
+        assert plot["groupBy"] == "jobType"
+        assert plot["groupAgg"] == "mean"
+        assert plot["groupArea"] == "stddev"
 
 
 def test_curves_and_pictures_are_logged_by_a_run(
     cli: Cli, tmp_path: Path, trained: Trained
 ) -> None:
     spec = json.loads(written(cli, tmp_path, "smoke"))
-    logged = (trained.directory / "metrics.csv").read_text().splitlines()[0].split(",")
-    drawn = {path.stem for path in (trained.directory / "figures").iterdir()}
-    metrics: set[str] = set()
-    keys: set[str] = set()
+    curves = (trained.directory / "metrics.csv").read_text()
+    heading, *_ = curves.splitlines()
+    figures = (trained.directory / "figures").iterdir()
+    metrics: list[str] = []
+    keys: list[str] = []
     for panel in panels_of(spec):
-        metrics |= {*panel["config"].get("metrics", [])}
-        keys |= {*panel["config"].get("mediaKeys", [])}
-    assert {"train/loss", "val/error", "test/error"} <= metrics <= {*logged}
+        config = panel["config"]
+        metrics += config.get("metrics", [])
+        keys += config.get("mediaKeys", [])
+    logged = {*heading.split(",")}
+    assert {"train/loss", "val/error", "test/error"} <= {*metrics} <= logged
+    drawn = {path.stem for path in figures}
     assert {key.replace("/", "_") for key in keys} == drawn
     assert "test/worst_images" in json.dumps(spec)
 
 
 def test_missing_library_is_one_sentence(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        extras, "find_spec", lambda name: None if name == "wandb_workspaces" else find_spec(name)
-    )
+    def find_spec(name: str) -> Any:
+        return None if name == "wandb_workspaces" else importlib.util.find_spec(name)
+
+    monkeypatch.setattr(extras, "find_spec", find_spec)
     ended = cli("workspace", "table=smoke")
     assert 'pip install "capsule-lab[workspace]"' in one_sentence(ended)
 

@@ -27,7 +27,10 @@ _BLOCK = 2**24  # ours: numbers that are converted at once
 
 def check_axes(axes: str | None) -> None:
     """Check the option ``data.axes``."""
-    if axes is not None and sorted(str(axes)) not in (sorted("nhw"), sorted("nhwc")):
+    if axes is None:
+        return
+    letters = sorted(str(axes))
+    if letters not in (sorted("nhw"), sorted("nhwc")):
         raise ValueError(
             f"data.axes is {axes!r}; expected the letters n, h, w and c for number, height, width and channels, in "
             "the order of the array, such as nhwc"
@@ -36,16 +39,22 @@ def check_axes(axes: str | None) -> None:
 
 def check_range(limits: Sequence[float] | None) -> None:
     """Check the option ``data.range``."""
-    if limits is None:
-        return
-    is_pair = isinstance(limits, Sequence) and not isinstance(limits, str) and len(limits) == 2
-    if is_pair and all(isinstance(limit, int | float) for limit in limits):
-        low, high = limits
-        if math.isfinite(low) and math.isfinite(high) and low < high:
-            return
-    raise ValueError(
-        f"data.range is {limits!r}; expected the numbers of black and of white, such as [0, 255]"
-    )
+    if limits is not None and not _is_range(limits):
+        raise ValueError(
+            f"data.range is {limits!r}; expected the numbers of black and of white, such as [0, 255]"
+        )
+
+
+def _is_range(limits: Sequence[float]) -> bool:
+    if isinstance(limits, str) or not isinstance(limits, Sequence):
+        return False
+    if len(limits) != 2:
+        return False
+    for limit in limits:
+        if not isinstance(limit, int | float) or not math.isfinite(limit):
+            return False
+    low, high = limits
+    return low < high
 
 
 def find_axes(
@@ -70,37 +79,49 @@ def find_axes(
     Raises:
         DataError: if there is no answer, or more than one.
     """
-    candidates = [*_AXES.get(len(shape), ())]
-    if is_of_matlab:
-        candidates += _AXES_OF_MATLAB.get(len(shape), ())
-    if axes is not None:
-        candidates = [axes] if len(axes) == len(shape) else []
+    described = f"{what} has shape {tuple(shape)}"
+    candidates = _candidates(len(shape), axes, is_of_matlab)
     if not candidates:
         raise DataError(
-            f"{what} has shape {tuple(shape)}; expected images as {axes or 'nhw, nhwc or nchw'} (n: number, h: height, "
-            "w: width, c: channels): reshape them"
+            f"{described}; expected images as {axes or 'nhw, nhwc or nchw'} (n: number, h: height, w: width, "
+            "c: channels): reshape them"
         )
-    counted = [each for each in candidates if number in (None, shape[each.index("n")])]
+    counted = []
+    for candidate in candidates:
+        images = shape[candidate.index("n")]
+        if number in (None, images):
+            counted.append(candidate)
     if not counted:
         raise DataError(
-            f"{what} has shape {tuple(shape)}, and there are {number} labels; expected a label for each image"
+            f"{described}, and there are {number} labels; expected a label for each image"
         )
-    possible = [
-        each for each in counted if _fits(_image_shape(shape, each), image_shape, axes is not None)
-    ]
+    possible = []
+    for candidate in counted:
+        found = _image_shape(shape, candidate)
+        if _fits(found, image_shape, is_given=axes is not None):
+            possible.append(candidate)
     if image_shape is not None and not possible:
         expected = "x".join(map(str, image_shape))
         raise DataError(
-            f"{what} has shape {tuple(shape)}; expected images of {expected}, channels x height x width, as the "
-            "network was trained on: resize them"
+            f"{described}; expected images of {expected}, channels x height x width, as the network was trained on: "
+            "resize them"
         )
     if len(possible) != 1:
-        found = " or ".join(possible) or "none of nhwc and nchw with 1, 2 or 3 channels"
+        answers = " or ".join(possible) or "none of nhwc and nchw with 1, 2 or 3 channels"
         raise DataError(
-            f"{what} has shape {tuple(shape)}, whose axes can be {found}; expected one answer: set it, such as "
-            f"data.axes={counted[0]}"
+            f"{described}, whose axes can be {answers}; expected one answer: set it, such as data.axes={counted[0]}"
         )
     return possible[0]
+
+
+def _candidates(dimensions: int, axes: str | None, is_of_matlab: bool) -> list[str]:
+    """Return the orders of axes that an array of so many dimensions may have."""
+    if axes is not None:
+        return [axes] if len(axes) == dimensions else []
+    candidates = [*_AXES.get(dimensions, ())]
+    if is_of_matlab:
+        candidates += _AXES_OF_MATLAB.get(dimensions, ())
+    return candidates
 
 
 def _image_shape(shape: Sequence[int], axes: str) -> tuple[int, ...]:
@@ -108,17 +129,20 @@ def _image_shape(shape: Sequence[int], axes: str) -> tuple[int, ...]:
     return (sizes.get("c", 1), sizes["h"], sizes["w"])
 
 
-def _fits(found: tuple[int, ...], expected: Sequence[int] | None, is_given: bool) -> bool:
+def _fits(found: tuple[int, ...], expected: Sequence[int] | None, *, is_given: bool) -> bool:
     if expected is not None:
         return found == tuple(expected)
-    return is_given or found[0] in _CHANNELS
+    channels, *_ = found
+    return is_given or channels in _CHANNELS
 
 
 def arranged(array: Values, axes: str) -> Values:
     """Return a view ``(n, channel, height, width)`` of an array with these axes."""
     if "c" not in axes:
-        array, axes = array[..., None], f"{axes}c"
-    return array.transpose([axes.index(axis) for axis in "nchw"])
+        array = array[..., None]
+        axes = f"{axes}c"
+    order = [axes.index(axis) for axis in "nchw"]
+    return array.transpose(order)
 
 
 def as_bytes(images: Values, limits: Sequence[float] | None, what: str) -> Tensor:
@@ -142,49 +166,64 @@ def as_bytes(images: Values, limits: Sequence[float] | None, what: str) -> Tenso
     if not images.size:
         raise DataError(f"{what} has shape {images.shape}; expected one or more images")
     with np.errstate(invalid="ignore"):  # of NaN
-        least, most = float(images.min()), float(images.max())
+        least = float(images.min())
+        most = float(images.max())
     if not (math.isfinite(least) and math.isfinite(most)):
         raise DataError(
             f"{what} has numbers that are not finite; expected pixels: replace them, such as with np.nan_to_num"
         )
     is_byte = images.dtype == np.uint8
-    if is_byte and limits is None and most != 1:
-        return torch.from_numpy(np.require(images, requirements=["C", "W"]))
+    if is_byte and limits is None:
+        if most == 1:  # they would be black
+            raise _outside(images, (least, most), limits, what)
+        writable = np.require(images, requirements=["C", "W"])
+        return torch.from_numpy(writable)
     low, high = limits or (0.0, 1.0)
-    # uint8 of 0 and 1 would be black
-    is_unclear = is_byte and limits is None
-    if is_unclear or least < low or most > high:
-        _refuse_range(images, (least, most), limits, what)
+    if least < low or most > high:
+        raise _outside(images, (least, most), limits, what)
     return _scaled(images, float(low), float(high), what)
 
 
-def _refuse_range(
-    images: Values, found: tuple[float, float], limits: Sequence[float] | None, what: str
-) -> None:
+def _outside(
+    images: Values,
+    found: tuple[float, float],
+    limits: Sequence[float] | None,
+    what: str,
+) -> DataError:
     least, most = found
-    whole = (math.floor(least), math.ceil(most))
-    containing = (each for each in _RANGES if each[0] <= least and most <= each[1])
-    low, high = next(containing, whole)
     expected = "uint8 up to 255, or numbers from 0 to 1"
     if limits is not None:
-        expected = f"{limits[0]:g} to {limits[1]:g}, as data.range states"
-    raise DataError(
+        low, high = limits
+        expected = f"{low:g} to {high:g}, as data.range states"
+    black, white = _usual_range(least, most)
+    return DataError(
         f"{what} has pixels of {images.dtype} from {least:g} to {most:g}; expected {expected}: state the numbers of "
-        f"black and white, such as data.range=[{low},{high}]"
+        f"black and white, such as data.range=[{black},{white}]"
     )
+
+
+def _usual_range(least: float, most: float) -> tuple[int, int]:
+    """Return the first usual range that contains these numbers, or the whole numbers around them."""
+    for low, high in _RANGES:
+        if low <= least and most <= high:
+            return low, high
+    return math.floor(least), math.ceil(most)
 
 
 def _scaled(images: Values, low: float, high: float, what: str) -> Tensor:
     """Map ``low`` to 0 and ``high`` to 255, in blocks, because float64 takes eight times the memory."""
     scaled = np.empty(images.shape, dtype=np.uint8)
     step = max(1, _BLOCK // math.prod(images.shape[1:]))
+    levels_per_unit = 255 / (high - low)
     largest_change = 0.0
     for first in range(0, len(images), step):
         block = slice(first, first + step)
-        levels = (images[block].astype(np.float64) - low) * (255 / (high - low))
+        pixels = images[block].astype(np.float64)
+        levels = (pixels - low) * levels_per_unit
         rounded = np.rint(levels)
         scaled[block] = rounded
-        largest_change = max(largest_change, float(np.abs(levels - rounded).max()))
+        changes = np.abs(levels - rounded)
+        largest_change = max(largest_change, float(changes.max()))
     if largest_change > 1e-3:  # ours: of a level; less is the rounding of float32
         log.info(
             "%s: pixels of %s are stored as 256 levels, which changes them by up to %.2g of their range",
@@ -202,9 +241,9 @@ def label_values(array: Values, what: str) -> Values:
         DataError: if they are neither whole numbers nor text, or of another shape.
     """
     shape = array.shape
-    if array.ndim == 2 and min(shape) > 1 and array.dtype.kind in "buif":
-        is_one_hot = ((array == 0) | (array == 1)).all() and (array.sum(1) == 1).all()
-        if not is_one_hot:
+    are_numbers = array.dtype.kind in "buif"
+    if array.ndim == 2 and min(shape) > 1 and are_numbers:
+        if not _is_one_hot(array):
             raise DataError(
                 f"{what} has shape {shape}; expected one label for each image, or rows with a single 1: reshape them"
             )
@@ -214,7 +253,7 @@ def label_values(array: Values, what: str) -> Values:
         raise DataError(f"{what} has shape {shape}; expected one value for each image: reshape it")
     if flat.dtype.kind in "US":
         return _texts(flat, what)
-    if flat.dtype.kind not in "buif":
+    if not are_numbers:
         raise DataError(
             f"{what} has elements of {flat.dtype}; expected whole numbers or text: convert them"
         )
@@ -222,17 +261,28 @@ def label_values(array: Values, what: str) -> Values:
         whole = flat.astype(np.int64)
     is_other = whole != flat
     if is_other.any():
-        raise DataError(
-            f"{what} has {flat[is_other][0]:g}; expected whole numbers or text, one for each image"
-        )
+        first, *_ = flat[is_other]
+        raise DataError(f"{what} has {first:g}; expected whole numbers or text, one for each image")
     return whole
 
 
+def _is_one_hot(array: Values) -> bool:
+    is_one = array == 1
+    is_binary = is_one | (array == 0)
+    ones = is_one.sum(1)
+    return bool(is_binary.all() and (ones == 1).all())
+
+
 def _texts(flat: Values, what: str) -> Values:
-    try:
-        texts = np.char.strip(np.char.decode(flat, "utf-8") if flat.dtype.kind == "S" else flat)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{what} has text that is not UTF-8; expected UTF-8: convert it") from error
+    texts = flat
+    if flat.dtype.kind == "S":
+        try:
+            texts = np.char.decode(flat, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{what} has text that is not UTF-8; expected UTF-8: convert it"
+            ) from error
+    texts = np.char.strip(texts)
     for text in np.unique(texts).tolist():
         if not text or printable(text) != text:
             raise DataError(f"{what} has the text {text!r}; expected printable text: correct it")

@@ -57,8 +57,8 @@ class Opened:
     """The page in a browser, with its requests and errors."""
 
     def __init__(self, browser: Any, file: Path, address: str = "", **options: Any) -> None:
-        size = {"width": 1280, "height": 900}
-        self.page = browser.new_context(**{"viewport": size, **options}).new_page()
+        options.setdefault("viewport", {"width": 1280, "height": 900})
+        self.page = browser.new_context(**options).new_page()
         self.requests: list[str] = []
         self.problems: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
@@ -85,7 +85,12 @@ class Opened:
         down = box["y"] + y * box["height"]
         self.page.mouse.move(across, down, steps=8)
 
-    def drag(self, selector: str, start: tuple[float, float], end: tuple[float, float]) -> None:
+    def drag(
+        self,
+        selector: str,
+        start: tuple[float, float],
+        end: tuple[float, float],
+    ) -> None:
         self.point(selector, *start)
         self.page.mouse.down()
         self.point(selector, *end)
@@ -102,8 +107,9 @@ class Opened:
         found: str = self.page.locator(selector).first.text_content()
         return found
 
-    def value(self, expression: str, *given: Any) -> Any:
-        return self.page.evaluate(expression, *given)
+    def show(self, image: torch.Tensor) -> None:
+        values = image.flatten().tolist()
+        self.page.evaluate("values => explorer.show(values)", values)
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +128,19 @@ def file(folder: Path) -> Path:
     return folder / "page.html"
 
 
+def scores_of(run: Any, image: torch.Tensor) -> list[float]:
+    with torch.no_grad():
+        output = run.network(image[None])
+    scores: list[float] = output.scores[0].tolist()
+    return scores
+
+
 def test_scores_in_a_browser_are_those_of_torch(
     browser: Any, file: Path, networks: list[Any], digit: torch.Tensor
 ) -> None:
     opened = Opened(browser, file)
-    opened.value("values => explorer.show(values)", digit.flatten().tolist())
-    with torch.no_grad():
-        expected = networks[0].network(digit[None]).scores[0].tolist()
+    opened.show(digit)
+    expected = scores_of(networks[0], digit)
     found = opened.probe("scores")
     assert found == pytest.approx(expected, abs=1e-3)  # half precision
 
@@ -136,7 +148,7 @@ def test_scores_in_a_browser_are_those_of_torch(
 def test_page_works_in_a_browser(browser: Any, file: Path, digit: torch.Tensor) -> None:
     opened = Opened(browser, file)
     page = opened.page
-    opened.value("values => explorer.show(values)", digit.flatten().tolist())
+    opened.show(digit)
     page.click("#clear")
     opened.wait("probe.verdict() === 'Nothing is drawn.'")
     assert opened.probe("widths") == ["0px"] * 10, "empty bars"
@@ -160,16 +172,20 @@ def test_page_works_in_a_browser(browser: Any, file: Path, digit: torch.Tensor) 
     opened.probe("move", ["#em-temperature", -0.5])
     page.check("input[value=shear]")
     opened.wait("location.hash.includes('change=shear')")
-    opened.wait("document.getElementById('changes-note').textContent.includes('the CNN')")
-    state, scores = opened.probe("state"), opened.probe("scores")
+    note = "document.getElementById('changes-note').textContent"
+    opened.wait(f"{note}.includes('the CNN')")
+    state = opened.probe("state")
+    scores = opened.probe("scores")
     _, _, address = page.url.partition("#")
 
     again = Opened(browser, file, f"#{address}")
     # sixteen grey values in an address
     assert again.probe("scores") == pytest.approx(scores, abs=0.1)
     assert again.probe("state") == state
-    for each in (opened, again):  # some browsers leave out what follows the #
-        assert [request.partition("#")[0] for request in each.requests] == [file.as_uri()]
+    for each in (opened, again):
+        (request,) = each.requests
+        address, _, _ = request.partition("#")  # some browsers leave out what follows
+        assert address == file.as_uri()
     assert opened.problems == again.problems == []
     opened.shows("#bars .bar", "</script><b>")
 
@@ -177,18 +193,19 @@ def test_page_works_in_a_browser(browser: Any, file: Path, digit: torch.Tensor) 
 def test_chosen_picture_is_fitted_and_classified(
     browser: Any, folder: Path, colour: Any, tmp_path: Path
 ) -> None:
-    levels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    generator = np.random.default_rng(0)
+    levels = generator.integers(0, 256, (50, 70, 3), dtype=np.uint8)
     picture = Image.fromarray(levels)
     picture.save(tmp_path / "a.png")
     opened = Opened(browser, folder / "colour.html")
     opened.page.set_input_files("#file", tmp_path / "a.png")
     opened.wait("location.hash.startsWith('#image=')")
     pixels = np.array(fitted(picture, (24, 20), "crop", "white"))
-    expected = torch.from_numpy(np.moveaxis(pixels, 2, 0).copy()).float() / 255
+    expected = torch.from_numpy(pixels).movedim(2, 0) / 255
+    values = expected.flatten().tolist()
     found = opened.probe("image")
-    assert found == pytest.approx(expected.flatten().tolist(), abs=1.5 / 255)
-    with torch.no_grad():
-        scores = colour.network(expected[None]).scores[0].tolist()
+    assert found == pytest.approx(values, abs=1.5 / 255)
+    scores = scores_of(colour, expected)
     assert opened.probe("scores") == pytest.approx(scores, abs=2e-3)
     (tmp_path / "b.png").write_text("no picture")
     opened.page.set_input_files("#file", tmp_path / "b.png")
@@ -200,7 +217,8 @@ def test_chosen_picture_is_fitted_and_classified(
 
 def test_couplings_are_on_the_picture(browser: Any, folder: Path) -> None:
     opened = Opened(browser, folder / "colour.html")
-    page, look = opened.page, opened.page.locator("#look")
+    page = opened.page
+    look = page.locator("#look")
     opened.shows("#look-note", "Shares of all small capsules together.")
     opened.point("#look", 0.9, 0.9)
     # kernels of 9 and, with stride 2, of 9: 17 pixels, on a grid of 2x4 places, 2 pixels apart
@@ -234,18 +252,34 @@ def test_text_is_that_of_the_network(browser: Any, folder: Path) -> None:
     assert matrices.probe("counter") == 'counter(section) ". "'
 
 
-@pytest.mark.parametrize("name", ["capsnet of two layers", "em, windows", "self-routing network"])
+OTHERS = (
+    "capsnet of two layers",
+    "em, windows",
+    "self-routing network",
+)
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_other_networks_have_a_page_without_errors(
     browser: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pictures, "load", loaded)
     network = NETWORKS[name]()
-    run = run_of(network, IN_COLOUR if network.image_shape == COLOUR else None)
-    Page(render([run]), 900).save(tmp_path / "page.html")
-    opened = Opened(browser, tmp_path / "page.html")
+    data = IN_COLOUR if network.image_shape == COLOUR else None
+    run = run_of(network, data)
+    file = tmp_path / "page.html"
+    Page(render([run]), 900).save(file)
+    opened = Opened(browser, file)
     opened.wait("document.getElementById('changes-note').textContent")
     assert sum(opened.probe("scores")) > 0
     assert opened.problems == []
+
+
+# in shares of the canvas
+TIP_OF_A_VOTE = (
+    (420 / 2 / 2 + 75 * 0.8) / 420,
+    (95 - 75 * 0.5) / 230,
+)
 
 
 def test_sandbox_routes(browser: Any, file: Path) -> None:
@@ -262,12 +296,9 @@ def test_sandbox_routes(browser: Any, file: Path) -> None:
         assert after > 0.5
     for gaussian in page.evaluate("Mixture.state()")["gaussians"]:
         assert gaussian["mass"] == pytest.approx(10, abs=0.01), "each has found its group"
-    tip = (
-        (420 / 2 / 2 + 75 * 0.8) / 420,
-        (95 - 75 * 0.5) / 230,
-    )  # of a vote, in shares of the canvas
-    opened.drag("#agree", tip, (0.1, 0.6))
-    assert page.evaluate("Sandbox.state()")["iteration"] == 0, "a moved vote starts again"
+    opened.drag("#agree", TIP_OF_A_VOTE, (0.1, 0.6))
+    moved = page.evaluate("Sandbox.state()")
+    assert moved["iteration"] == 0, "a moved vote starts again"
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])

@@ -111,21 +111,33 @@ def test_receptive_field_is_what_a_capsule_depends_on(name: str) -> None:
     network = with_statistics(NETWORKS[name]())
     image = pictures(1, network.image_shape).requires_grad_()
     _, layers = trace(network, image.detach())
-    last = [*layers.values()][-1]
+    *_, last = layers.values()
     grid = last.child_grid
     assert grid is not None
-    row, column = grid.height // 2, grid.width // 2
+    row = grid.height // 2
+    column = grid.width // 2
     poses = children_of_classes(network, image)
     by_place = grid.at_positions(poses.sum(2))  # [b type h w]
     by_place[:, :, row, column].sum().backward()
     assert image.grad is not None
     seen = image.grad[0].abs().sum(0) > 0
     (found,) = in_node(network, image.detach())
-    field = found["fields"][-1]
-    for name, place, mask in (("rows", row, seen.any(1)), ("columns", column, seen.any(0))):
-        start = field[name]["start"] + place * field[name]["step"]
-        inside = range(max(0, start), min(len(mask), start + field[name]["size"]))
-        assert mask.nonzero().flatten().tolist() == [*inside]
+    *_, field = found["fields"]
+    assert pixels_of(field["rows"], row, network.image_shape[1]) == indices(seen.any(1))
+    assert pixels_of(field["columns"], column, network.image_shape[2]) == indices(seen.any(0))
+
+
+def pixels_of(field: dict[str, int], place: int, size: int) -> list[int]:
+    """The pixels of an image of this size that a place of the grid sees, along an axis."""
+    start = field["start"] + place * field["step"]
+    end = start + field["size"]
+    inside = range(max(0, start), min(size, end))
+    return [*inside]
+
+
+def indices(mask: torch.Tensor) -> list[int]:
+    found: list[int] = mask.nonzero().flatten().tolist()
+    return found
 
 
 def children_of_classes(network: Any, image: torch.Tensor) -> torch.Tensor:
