@@ -33,7 +33,7 @@ ROWS: list[dict[str, Any]] = [
 def test_table_with_analyses_is_swept_and_reported(cli: Cli, table_file, tmp_path: Path) -> None:
     file = table_file(rows=ROWS, columns=COLUMNS, seeds=[0])
     ended = cli("sweep", f"table={file}")
-    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 2 done"), ended.err
+    assert (ended.status, ended.out.splitlines()[-2]) == (0, "mine: 2 done"), ended.err
     before = contents(tmp_path)
     assert cli("sweep", f"table={file}").status == 0
     assert contents(tmp_path) == before, "no analysis is repeated"

@@ -124,7 +124,7 @@ def test_wrong_row_is_refused_before_anything_runs(
 @pytest.mark.usefixtures("runs_here")
 def test_table_with_attacks_is_swept_and_reported(cli: Cli, file: Path, tmp_path: Path) -> None:
     ended = cli("sweep", f"table={file}")
-    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 4 done"), ended.err
+    assert (ended.status, ended.out.splitlines()[-2]) == (0, "mine: 4 done"), ended.err
     before = contents(tmp_path)
     assert cli("sweep", f"table={file}").status == 0
     assert contents(tmp_path) == before, "no attack is repeated"

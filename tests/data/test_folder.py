@@ -501,13 +501,18 @@ def commands_of_guide() -> dict[str, list[str]]:
 @pytest.mark.usefixtures("runs_here")
 def test_commands_for_folders(cli: Cli) -> None:
     make_pictures(Path("pictures"), PER_CLASS, largest=60)
-    for label in ("0", "1"):
-        for number in range(6):
-            add(Path("strips") / label / f"{number}.png", Image.effect_noise((733, 3), 50))
     commands = commands_of_guide()
     _, _, predicted = run_commands(cli, "first", commands["# Your own pictures"])
     assert re.search("|".join(KINDS), predicted)
-    assert len(run_commands(cli, "strips", commands["Strips and signals"])) == 2
+
+
+@pytest.mark.slow  # large images
+def test_commands_for_strips(cli: Cli) -> None:
+    for label in ("0", "1"):
+        for number in range(6):
+            add(Path("strips") / label / f"{number}.png", Image.effect_noise((733, 3), 50))
+    commands = commands_of_guide()["Strips and signals"]
+    assert len(run_commands(cli, "strips", commands)) == 2
 
 
 @pytest.mark.whole

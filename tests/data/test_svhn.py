@@ -45,6 +45,6 @@ def test_experiment_trains_with_and_without_a_decoder(tmp_path, decoder, terms):
     ]
     config = compose("train", ["experiment=sabour2017/svhn", "debug=smoke", *small, *NO_PICTURES])
     result = train(config, tmp_path / "run")
-    assert result["test"].keys() == {"error", "loss", *terms}
+    assert result["test"].keys() == {"error", "balanced_error", "auroc", "loss", *terms}
     assert result["test"]["loss"] == pytest.approx(sum(result["test"][term] for term in terms))
     assert result["provenance"]["source"] == "standin"
