@@ -394,7 +394,7 @@ REFUSED = {
     ),
     "missing labels": Refused(
         content={"images": GREY},
-        message=r"b\.npy cannot be read \(No such file",
+        message=r"b\.npy does not exist; .*: correct data\.path or data\.labels",
         options={"labels": "b.npy"},
         name="a.npy",
     ),
@@ -786,7 +786,7 @@ def test_two_channels_are_not_made_from_pictures() -> None:
 def test_a_missing_file_is_one_line(cli: Cli) -> None:
     ended = cli("train", "data=arrays", "data.path=there.npz", *TINY_CAPSNET)
     assert ended.status != 0
-    assert "there.npz cannot be read (No such file or directory); expected a file of" in ended.err
+    assert "there.npz does not exist; expected a .npz, .npy or .mat file: correct data.path" in ended.err
     assert "Traceback" not in ended.err
 
 
