@@ -748,6 +748,14 @@ def test_code_of_the_guide_writes_a_file_of_three_unbalanced_classes() -> None:
         assert 0 < counts[0] < counts[1] < counts[2]
 
 
+def test_commands_of_the_guide_that_weigh_classes_keep_the_best_balanced_error() -> None:
+    guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
+    commands = re.findall(r"^capsule-lab train .*module\.class_weights=balanced.*", guide, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert "callbacks.best.monitor=val/balanced_error" in command
+
+
 WITH_COWS = np.where(NAMES == "cat", "cow", NAMES)
 OTHER_FILES = {
     "another size": Refused(
