@@ -750,7 +750,9 @@ def test_code_of_the_guide_writes_a_file_of_three_unbalanced_classes() -> None:
 
 def test_commands_of_the_guide_that_weigh_classes_keep_the_best_balanced_error() -> None:
     guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
-    commands = re.findall(r"^capsule-lab train .*module\.class_weights=balanced.*", guide, re.MULTILINE)
+    commands = re.findall(
+        r"^capsule-lab train .*module\.class_weights=balanced.*", guide, re.MULTILINE
+    )
     assert len(commands) == 3
     for command in commands:
         assert "callbacks.best.monitor=val/balanced_error" in command
@@ -794,7 +796,10 @@ def test_two_channels_are_not_made_from_pictures() -> None:
 def test_a_missing_file_is_one_line(cli: Cli) -> None:
     ended = cli("train", "data=arrays", "data.path=there.npz", *TINY_CAPSNET)
     assert ended.status != 0
-    assert "there.npz does not exist; expected a .npz, .npy or .mat file: correct data.path" in ended.err
+    assert (
+        "there.npz does not exist; expected a .npz, .npy or .mat file: correct data.path"
+        in ended.err
+    )
     assert "Traceback" not in ended.err
 
 
