@@ -202,7 +202,8 @@ def cross_entropy_loss(
     if labels.is_floating_point() and not shares_sum_to_one(labels):
         raise ValueError(
             "cross_entropy_loss received shares of classes that do not sum to 1 for each image; expected one "
-            "probability per class, or margin_loss or sigmoid_cross_entropy_loss for several labels"
+            "probability per class; with several labels, use loss=margin for capsules, loss=sigmoid_cross_entropy for "
+            "logits"
         )
     if weights is None:
         return nn.functional.cross_entropy(scores, labels, label_smoothing=label_smoothing)

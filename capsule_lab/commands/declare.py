@@ -37,7 +37,7 @@ from capsule_lab.system.environment import package_version, set_program
 from capsule_lab.system.hydra_internals import errors_are_raised
 from capsule_lab.system.signals import install, interruptible, restore
 from capsule_lab.system.slurm import requeue
-from capsule_lab.system.terminal import as_typed, usable_streams
+from capsule_lab.system.terminal import as_typed, exit_after_closed_pipe, usable_streams
 
 CommandOptions = TypeVar("CommandOptions", bound=Options)
 Function = Callable[[CommandOptions], Mapping[str, Any] | None]
@@ -105,6 +105,8 @@ class RunnableCommand(Command):
                     self._find_last(config)
                     self.check(config)
                     self._run(self.options.read(config))
+            except BrokenPipeError:  # Hydra would print the overrides
+                exit_after_closed_pipe()
             except Exception as error:  # Hydra would print a traceback
                 self._exit_if_user_error(error)
                 raise

@@ -119,7 +119,8 @@ def _check_classes(
     if len(classes) < 2 or not folders:
         found = f"one class, {classes[0]}" if folders else "no folders"
         raise DataError(
-            f"{first_part} has {found}; expected two classes or more, and a folder of pictures for each of them"
+            f"{first_part} has {found}; expected two classes or more, and a folder of pictures for each of them, or "
+            "data.labels=<a CSV file with the columns file and labels>"
         )
 
 

@@ -110,13 +110,18 @@ def _result(run: runs.Run, metrics: dict[str, Any]) -> str:
     low, high = interval_over_images(wrong, images)
     text = f"Error on all {images:,} test images: **{error:.2f} %**"
     interval = f"95 % interval over images: {low:.2f} to {high:.2f} %"
-    return f"{text} ({interval}), one training run."
+    always = runs.results.describe_constant(metrics)
+    of_classes = runs.results.describe_classes(metrics, "test")
+    result = f"{text} ({interval}), one training run{always}."
+    return f"{result}\n\nThe classes are unbalanced: {of_classes}." if of_classes else result
 
 
 def _training(run: runs.Run, metrics: dict[str, Any]) -> Iterator[str]:
     parameters = sum(parameter.numel() for parameter in run.network.parameters())
     yield f"Data: {describe_data(run.provenance)}"
     yield f"Network: {type(run.network).__name__}, {parameters:,} parameters"
+    if run.spec.classes:
+        yield f"Classes: {', '.join(run.spec.classes)}"
     yield f"Steps: {run.step:,} in {run.seconds / 60:.1f} minutes"
     if metrics:
         command = shlex.join(["capsule-lab", "train", *metrics["overrides"]])

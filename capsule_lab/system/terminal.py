@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 
 @contextmanager
@@ -28,9 +29,14 @@ def usable_streams() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes the rest there at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+        exit_after_closed_pipe()
+
+
+def exit_after_closed_pipe() -> NoReturn:
+    """End the process with the status of SIGPIPE; nothing more is written to the standard output."""
+    # Python flushes the rest there at exit
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(128 + signal.SIGPIPE)
 
 
 def as_typed(path: Path) -> Path:

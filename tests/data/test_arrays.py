@@ -394,7 +394,7 @@ REFUSED = {
     ),
     "missing labels": Refused(
         content={"images": GREY},
-        message=r"b\.npy cannot be read \(No such file",
+        message=r"b\.npy does not exist; .*: correct data\.path or data\.labels",
         options={"labels": "b.npy"},
         name="a.npy",
     ),
@@ -748,6 +748,16 @@ def test_code_of_the_guide_writes_a_file_of_three_unbalanced_classes() -> None:
         assert 0 < counts[0] < counts[1] < counts[2]
 
 
+def test_commands_of_the_guide_that_weigh_classes_keep_the_best_balanced_error() -> None:
+    guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
+    commands = re.findall(
+        r"^capsule-lab train .*module\.class_weights=balanced.*", guide, re.MULTILINE
+    )
+    assert len(commands) == 3
+    for command in commands:
+        assert "callbacks.best.monitor=val/balanced_error" in command
+
+
 WITH_COWS = np.where(NAMES == "cat", "cow", NAMES)
 OTHER_FILES = {
     "another size": Refused(
@@ -786,7 +796,10 @@ def test_two_channels_are_not_made_from_pictures() -> None:
 def test_a_missing_file_is_one_line(cli: Cli) -> None:
     ended = cli("train", "data=arrays", "data.path=there.npz", *TINY_CAPSNET)
     assert ended.status != 0
-    assert "there.npz cannot be read (No such file or directory); expected a file of" in ended.err
+    assert (
+        "there.npz does not exist; expected a .npz, .npy or .mat file: correct data.path"
+        in ended.err
+    )
     assert "Traceback" not in ended.err
 
 

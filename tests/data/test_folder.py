@@ -665,7 +665,10 @@ def part_of_another_name(folder: Path) -> None:
     ("damage", "message"),
     [
         (only_one_class, "own has one class, square; expected two classes or more"),
-        (no_class, "own has no folders; expected two classes or more"),
+        (
+            no_class,
+            "own has no folders; expected two classes or more, .*, or data.labels=<a CSV file",
+        ),
         (empty_class, "own/empty has no pictures; expected files that end in .bmp, "),
         (class_of_the_test_alone, "test/star is not a class of train; expected folders"),
         (part_of_another_name, "own has train and valid; expected only train, val and test"),

@@ -274,7 +274,7 @@ def test_a_network_learns_them_and_predict_names_them(cli: Cli, scores: str) -> 
 
 REFUSED = {
     "loss=spread": "that do not sum to 1, as of several labels; use loss=margin for capsules",
-    "loss=cross_entropy": "expected one probability per class, or margin_loss or sigmoid_cross_",
+    "loss=cross_entropy": "with several labels, use loss=margin for capsules, loss=sigmoid_cross_entropy",
     "model.decoder=[8]": "images have any number of labels; expected model.decoder=null",
     "data.mixup=0.2": "and every image has any number of labels; expected null",
     "data.sampling=balanced": "has pairs or several labels, not one class for each image",

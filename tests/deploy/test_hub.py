@@ -56,9 +56,23 @@ def test_card_states_what_the_record_of_the_run_states(trained: Trained, tmp_pat
     assert f"{images:,} test images" in text
     assert f"**{error:.2f} %** (95 % interval over images" in text
     assert metrics["overrides"][0] in text
+    constant = metrics["classes"]["constant_error"]
+    assert f"(always answering the most frequent class: {constant:.2f} %)" in text
     assert metrics["commit"] in text
     assert "stand-in data: its error cannot be compared" in text
     assert str(trained.directory.parent) not in text, "no path of this machine"
+
+
+def test_card_of_unbalanced_classes_has_their_errors(a_copy: Path, tmp_path: Path) -> None:
+    file = a_copy / "metrics.json"
+    metrics = json.loads(file.read_text())
+    metrics["classes"]["images"] = {"0": 90, "1": 10}
+    metrics["classes"]["recall"] = {"0": 100.0, "1": 20.0}
+    metrics["test"]["balanced_error"] = 40.0
+    file.write_text(json.dumps(metrics))
+    _, text = published(runs.open(a_copy), tmp_path)
+    assert "The classes are unbalanced: balanced error 40.00 %" in text
+    assert "lowest recall: 1 20.0 % of 10 images" in text
 
 
 def test_card_of_other_weights_than_the_tested_ones_has_no_error(
@@ -78,6 +92,13 @@ def test_card_of_ready_weights_has_the_error_of_the_index(tmp_path: Path) -> Non
     entry = runs.ready_weights.index()["cnn_mnist"]
     error = entry["error"]
     assert f"**{error:.2f} %**" in text
+
+
+def test_card_names_the_classes(tmp_path: Path) -> None:
+    run = runs.open("em_caps_toynorb")
+    _, text = published(run, tmp_path)
+    first, second, *_ = run.spec.classes
+    assert f"- Classes: {first}, {second}, " in text
 
 
 def test_folders_with_other_files_are_refused(trained: Trained, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from capsule_lab.errors import InterruptError
 from capsule_lab.system import signals
-from tests.helpers.commands import ROOT
+from tests.helpers.commands import ROOT, environment_of_a_command
 
 
 def handlers() -> list[object]:
@@ -129,3 +129,21 @@ def test_closed_pipe_ends_a_command_without_a_message(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_closed_pipe_ends_a_job_of_hydra_without_a_message(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    predict = [sys.executable, "-m", "capsule_lab", "predict"]
+    picture = ROOT / "docs" / "seven.png"
+    environment = environment_of_a_command(PYTHONUNBUFFERED="1")
+    ended = subprocess.run(
+        [*predict, "ckpt=em_caps_mnist", f"images={picture}", "to=csv"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+    )
+    os.close(writing)
+    assert b"Error" not in ended.stderr
+    assert ended.returncode == 128 + signal.SIGPIPE

@@ -115,6 +115,10 @@ class ArrayFile:
                 yield file
         except DataError:
             raise
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{self.path} does not exist; expected a .npz, .npy or .mat file: correct data.path or data.labels"
+            ) from error
         except (
             Exception
         ) as error:  # readers of formats raise many types of errors for damaged files
