@@ -68,13 +68,16 @@ def test_margin_loss_of_labels_is_that_of_rows() -> None:
     several = torch.zeros(4, 10, dtype=torch.float64)
     several[:, [2, 7]] = 1
     two_labels = torch.tensor([[2, 7]] * 4)
-    assert margin_loss(scores, LABELS).equal(margin_loss(scores, single))
-    assert margin_loss(scores, two_labels).equal(margin_loss(scores, several))
+    of_single = margin_loss(scores, single)
+    of_several = margin_loss(scores, several)
+    assert margin_loss(scores, LABELS).equal(of_single)
+    assert margin_loss(scores, two_labels).equal(of_several)
 
 
 def test_margin_loss_is_zero_beyond_the_margins() -> None:
     scores = torch.tensor([[0.95, 0.05, 0.0]])
-    assert margin_loss(scores, torch.tensor([0])).item() == 0
+    labels = torch.tensor([0])
+    assert margin_loss(scores, labels).item() == 0
 
 
 def spread_loops(scores: Tensor, labels: Tensor, margin: float) -> float:
@@ -109,9 +112,10 @@ def test_reconstruction_loss_is_summed_over_pixels_and_averaged_over_images() ->
     assert of_mean.item() == pytest.approx(0.392 * 0.25)
     without_weight = reconstruction_loss(black, grey, weight=0.0)
     assert without_weight.item() == 0
-    one_is_white = torch.zeros(4, 2, 3, 3)
+    small = torch.zeros(4, 2, 3, 3)
+    one_is_white = small.clone()
     one_is_white[0] = 1
-    loss = reconstruction_loss(torch.zeros(4, 2, 3, 3), one_is_white, weight=0.1)
+    loss = reconstruction_loss(small, one_is_white, weight=0.1)
     assert loss.item() == pytest.approx(0.1 * 18 / 4)
 
 
@@ -119,7 +123,8 @@ def test_reconstruction_loss_of_half_precision_is_that_of_float32() -> None:
     images = torch.rand(4, 2, 3, 3)
     half = torch.rand(4, 2, 3, 3).bfloat16()
     found = reconstruction_loss(half, images)
-    assert torch.equal(found, reconstruction_loss(half.float(), images))
+    expected = reconstruction_loss(half.float(), images)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("loss", [cross_entropy_loss, logits_cross_entropy_loss])
@@ -130,8 +135,8 @@ def test_softmax_cross_entropy_equals_its_formula(loss: Callable[..., Tensor]) -
     rows = torch.eye(10, dtype=torch.float64)[labels]
     smoothed = 0.9 * rows + 0.01
     for truth, options in ((rows, {}), (smoothed, {"label_smoothing": 0.1})):
-        log_likelihoods = (truth * scores.log_softmax(1)).sum(1)
-        expected = -log_likelihoods.mean()
+        log_likelihoods = truth * scores.log_softmax(1)
+        expected = -log_likelihoods.sum(1).mean()
         of_labels = loss(scores, labels, **options)
         of_rows = loss(scores, truth)
         torch.testing.assert_close(of_labels, expected, **exact)
@@ -143,7 +148,8 @@ def test_softmax_cross_entropy_of_perfect_activations_and_certain_logits(
     loss: Callable[..., Tensor],
 ) -> None:
     first = torch.tensor([0])
-    perfect = loss(torch.tensor([[1.0, 0, 0, 0, 0]]), first)
+    one_hot = torch.tensor([[1.0, 0, 0, 0, 0]])
+    perfect = loss(one_hot, first)
     expected = math.log(1 + 4 / math.e)
     assert perfect.item() == pytest.approx(expected), "perfect activations lose"
     certain = torch.tensor([[-40.0, 40.0]], requires_grad=True)
@@ -155,10 +161,11 @@ def test_sigmoid_cross_entropy_loss_equals_the_loops() -> None:
     scores = lengths(3, 4)
     labels = [[0, 2], [3, 1], [1, 2]]
     total = 0.0
-    for image, present in enumerate(labels):
-        for k in range(4):
-            probability = 1 / (1 + math.exp(-scores[image, k].item()))
-            total -= math.log(probability if k in present else 1 - probability)
+    for logits, present in zip(scores.tolist(), labels, strict=True):
+        for k, logit in enumerate(logits):
+            probability = 1 / (1 + math.exp(-logit))
+            likelihood = probability if k in present else 1 - probability
+            total -= math.log(likelihood)
     loss = sigmoid_cross_entropy_loss(scores, torch.tensor(labels))
     assert loss.item() == pytest.approx(total / 3, rel=1e-6)
     one = torch.tensor([1, 0, 3])
@@ -177,8 +184,8 @@ def test_l2_loss_is_half_the_sum_of_squares_of_kernels() -> None:
     without_kernels = l2_loss([norm.weight, torch.tensor(1.0)])
     assert without_kernels.item() == 0
     kernel = torch.full((40, 40), 3.0)
-    half = kernel.bfloat16()
-    assert torch.equal(l2_loss([half]), l2_loss([kernel]))
+    of_half = l2_loss([kernel.bfloat16()])
+    assert torch.equal(of_half, l2_loss([kernel]))
 
 
 EXPECTS: dict[Callable[..., Tensor], str | None] = {
@@ -197,10 +204,12 @@ def test_every_loss_keeps_the_contract(loss: Any) -> None:
     assert getattr(loss, "expects", None) == EXPECTS[loss]
     half = lengths().bfloat16()
     of_half = loss(half, LABELS)
+    of_float32 = loss(half.float(), LABELS)
     assert of_half.dtype == torch.float32
-    assert torch.equal(of_half, loss(half.float(), LABELS))
+    assert torch.equal(of_half, of_float32)
+    once = loss(lengths(), LABELS)
     twice = loss(lengths().repeat(2, 1), LABELS.repeat(2))
-    torch.testing.assert_close(twice, loss(lengths(), LABELS), **exact)
+    torch.testing.assert_close(twice, once, **exact)
     scores = lengths(3, 5)
     labels = torch.tensor([0, 4, 2])
     expected = loss(scores, labels)
@@ -211,7 +220,8 @@ def test_every_loss_keeps_the_contract(loss: Any) -> None:
     by_image = torch.func.vmap(of_image)(scores, labels)
     torch.testing.assert_close(by_image.mean(), expected)
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(scores, labels), expected)
+    of_compiled = compiled(scores, labels)
+    torch.testing.assert_close(of_compiled, expected)
 
     for wrong in ([0, 1, 9], [0, -1, 2], [-100, 0, 0]):
         message = f"^labels are {min(wrong)} to {max(wrong)}; expected classes, 0 to 4$"

@@ -42,9 +42,13 @@ RATES = {
 }
 
 
+def small_config(*overrides: str, script: str = "bench") -> Any:
+    return configuration(script, [*SMALL, *overrides])
+
+
 def small_case(name: str, *overrides: str) -> Case:
     """The last case of a layer or model."""
-    config = configuration("bench", [*SMALL, *overrides])
+    config = small_config(*overrides)
     config.layers = config.models = [name]
     groups = cases.layer_groups if name in LAYERS else cases.model_groups
     ((*_, last),) = groups(config)
@@ -107,9 +111,9 @@ WRONG = {
 
 @pytest.mark.parametrize("overrides", WRONG)
 def test_refused_before_a_process_starts(calls: list[tuple[str, str]], overrides: str) -> None:
-    message = f"^{re.escape(WRONG[overrides])}"
-    with pytest.raises(ConfigError, match=message):
-        bench.main(configuration("bench", [*SMALL, *overrides.split()]))
+    message = re.escape(WRONG[overrides])
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        bench.main(small_config(*overrides.split()))
     assert calls == []
 
 
@@ -124,22 +128,20 @@ def test_forms_of_models() -> None:
 
 
 def test_textbook_form_has_a_decoder() -> None:
-    without = configuration(
-        "bench",
-        [
-            "models=[capsnet]",
-            "backends=[matmul]",
-            "precisions=[32-true]",
-            "options=['model.decoder=null']",
-        ],
-    )
+    overrides = [
+        "models=[capsnet]",
+        "backends=[matmul]",
+        "precisions=[32-true]",
+        "options=['model.decoder=null']",
+    ]
+    without = configuration("bench", overrides)
     (group,) = cases.model_groups(without)
     assert forms(group) == ["matmul"]
 
 
 def test_sizes_of_models() -> None:
-    sizes = {"batch_size": 2, "image_shape": [1, 21, 21], "num_classes": 10}
-    assert small_case("capsnet").sizes == sizes
+    case = small_case("capsnet")
+    assert case.sizes == {"batch_size": 2, "image_shape": [1, 21, 21], "num_classes": 10}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,8 @@ def test_forms_of_a_layer_are_of_the_same_size(name: str) -> None:
     sizes = set()
     case = small_case(name)
     for form in ("textbook", "reference", "matmul"):
-        forward, inputs = layers.build_layer(replace(case, form=form))
+        of_form = replace(case, form=form)
+        forward, inputs = layers.build_layer(of_form)
         outputs = forward()
         total = sum(output.sum() for output in outputs)
         for gradient in torch.autograd.grad(total, inputs):
@@ -196,9 +199,13 @@ def test_textbook_network_is_as_large_as_ours_but_for_biases(model: str, biases:
 
 
 def test_loss_of_a_model_is_that_of_its_options() -> None:
-    without = models.build_step(small_case("cnn_small", "options=['module.l2=0.0']"))
-    with_decay = models.build_step(small_case("cnn_small", "options=['module.l2=1.0']"))
-    assert with_decay.loss() > without.loss()
+    losses = []
+    for weight in (0.0, 1.0):
+        case = small_case("cnn_small", f"options=['module.l2={weight}']")
+        step = models.build_step(case)
+        losses.append(step.loss())
+    without_decay, with_decay = losses
+    assert with_decay > without_decay
 
 
 def of_window() -> Work:
@@ -212,14 +219,16 @@ def of_window() -> Work:
     betas = 2 * 3
     inputs = poses_and_activations + transformations + betas
     outputs = 2 * 3 * (16 + 1)
+    of_a_vote = 2 * (vote + mean_and_variance + distance)
     return Work(
-        routing_operations=2 * 3 * votes * (vote + mean_and_variance + distance),
+        routing_operations=3 * votes * of_a_vote,
         full_numbers=3 * inputs + 2 * outputs,
     )
 
 
 def test_work_of_a_window_is_counted_as_by_hand() -> None:
-    assert roofline.count(small_case("em_window")) == of_window()
+    case = small_case("em_window")
+    assert roofline.count(case) == of_window()
 
 
 def test_work_of_a_convolutional_layer_is_counted_as_by_hand() -> None:
@@ -251,7 +260,8 @@ def test_work_of_a_dense_layer_is_counted_as_by_hand() -> None:
 def test_work_of_a_network_is_counted_as_by_hand() -> None:
     network = roofline.count(small_case("capsnet"))
     votes = 2 * (2 * 3 * 3) * 10
-    assert network.routing_operations == 6 * votes * (8 * 16 + 3 * 16 + 2 * 16)
+    of_a_vote = 8 * 16 + 3 * 16 + 2 * 16
+    assert network.routing_operations == 6 * votes * of_a_vote
     first = 2 * 4 * 13 * 13 * 81  # the images have no gradient
     primary = 3 * 16 * 3 * 3 * 4 * 81
     decoder = 3 * (160 * 512 + 512 * 1024 + 1024 * 21 * 21)
@@ -289,14 +299,19 @@ def em_work(name: str) -> KernelWork:
     parents = 8 * 3 * 16
     fit = windows + weight + 8 * 18 + votes + parents  # its inputs, and their gradients
     fitted = 8 * 3 + 2 * parents
+    of_distances = windows + weight + 2 * parents  # its inputs
     vote = 16 * 4
-    return {
-        "fit": KernelWork(votes * (vote + 4 * 16), fit + fitted + votes),
-        "fit_backward": KernelWork(2 * votes * (vote + 4 * 16), 2 * fit + 2 * fitted + votes),
-        "distances": KernelWork(votes * (vote + 2 * 16), windows + weight + 2 * parents + votes),
+    mean_and_variance = 4 * 16
+    fit_of_a_vote = vote + mean_and_variance
+    distance_of_a_vote = vote + 2 * 16
+    work = {
+        "fit": KernelWork(votes * fit_of_a_vote, fit + fitted + votes),
+        "fit_backward": KernelWork(2 * votes * fit_of_a_vote, 2 * fit + 2 * fitted + votes),
+        "distances": KernelWork(votes * distance_of_a_vote, of_distances + votes),
         "softmax_by_child": KernelWork(0, 2 * votes),
         "softmax_by_child_backward": KernelWork(0, 3 * votes),
-    }[name]
+    }
+    return work[name]
 
 
 def dynamic_work(name: str) -> KernelWork:
@@ -309,12 +324,17 @@ def dynamic_work(name: str) -> KernelWork:
     vote = 4 * dim
     once = KernelWork(votes * (vote + dim), inputs + votes + above)
     backward = KernelWork(votes * (3 * dim + 2 * vote), 2 * inputs + 3 * (votes + above))
-    return {"weighted_sum": once, "agreement": once, "contraction": backward}[name]
+    work = {
+        "weighted_sum": once,
+        "agreement": once,
+        "contraction": backward,
+    }
+    return work[name]
 
 
 @pytest.mark.parametrize("name", cases.KERNELS)
 def test_work_of_a_kernel_is_counted_as_by_hand(name: str) -> None:
-    config = configuration("gpu", [*SMALL, f"kernels=[{name}]"])
+    config = small_config(f"kernels=[{name}]", script="gpu")
     (case,) = cases.kernel_cases(config)
     work = em_work if cases.KERNELS[name] == "em_all_parents" else dynamic_work
     multiply_adds, numbers = work(name)
@@ -330,8 +350,7 @@ def test_unknown_kernel_is_refused() -> None:
 
 
 def test_rows_tables_and_file(calls: list[tuple[str, str]], tmp_path: Path, capsys: Any) -> None:
-    overrides = [*SMALL, "models=[capsnet]", "out=numbers/bench.json"]
-    bench.main(configuration("bench", overrides))
+    bench.main(small_config("models=[capsnet]", "out=numbers/bench.json"))
     shown = capsys.readouterr().out
     for text in ("textbook", "em_window", "capsnet", "1.00x", "least", "GB/s"):
         assert text in shown
@@ -365,9 +384,9 @@ def test_rows_tables_and_file(calls: list[tuple[str, str]], tmp_path: Path, caps
 
 def test_profile_is_shown(calls: list[tuple[str, str]], capsys: Any) -> None:
     """Which operations are among the slowest depends on the machine."""
-    overrides = [*SMALL, "models=[capsnet]", "profile=true"]
-    bench.main(configuration("bench", overrides))
-    assert "optimiser" in capsys.readouterr().out
+    bench.main(small_config("models=[capsnet]", "profile=true"))
+    shown = capsys.readouterr().out
+    assert "optimiser" in shown
 
 
 def test_operators_are_broken_down_by_family() -> None:
@@ -376,7 +395,8 @@ def test_operators_are_broken_down_by_family() -> None:
         "capsule_lab::fit": 4.0,
         "aten::addmm": 1.0,
     }
-    assert breakdown.break_down(seconds)["shares"] == {
+    found = breakdown.break_down(seconds)
+    assert found["shares"] == {
         "routing": 0.5,
         "convolutions": 0.375,
         "matrix products": 0.125,
@@ -386,8 +406,9 @@ def test_operators_are_broken_down_by_family() -> None:
 
 
 def test_scaling_is_shown(calls: list[tuple[str, str]], capsys: Any) -> None:
-    bench.main(configuration("bench", [*SMALL, "scaling=children"]))
-    assert "ns per vote and iteration" in capsys.readouterr().out
+    bench.main(small_config("scaling=children"))
+    shown = capsys.readouterr().out
+    assert "ns per vote and iteration" in shown
 
 
 @pytest.mark.parametrize(
@@ -399,7 +420,7 @@ def test_scaling_is_shown(calls: list[tuple[str, str]], capsys: Any) -> None:
     ],
 )
 def test_sizes_along_an_axis(axis: str, values: list[int]) -> None:
-    config = configuration("bench", [*SMALL, "batch_size=null"])
+    config = small_config("batch_size=null")
     size = cases.AXES[axis]
     found = [case.sizes[size] for case in scaling.scaled(config, axis)]
     assert found == values
@@ -408,9 +429,10 @@ def test_sizes_along_an_axis(axis: str, values: list[int]) -> None:
 def test_path_that_is_not_writable_is_named_before_the_work(
     calls: list[tuple[str, str]], tmp_path: Path
 ) -> None:
-    (tmp_path / "file").write_text("")
-    path = tmp_path / "file" / "bench.json"
-    config = configuration("bench", [*SMALL, f"out={path}"])
+    file = tmp_path / "file"
+    file.write_text("")
+    path = file / "bench.json"
+    config = small_config(f"out={path}")
     message = rf"^cannot write {path} \((Not a directory|File exists)\)"
     with pytest.raises(RunError, match=message):
         bench.main(config)
@@ -432,14 +454,13 @@ def test_script_for_a_gpu_writes_after_every_case(
     monkeypatch.setattr(gpu.files, "write_record", keep)
     monkeypatch.setattr(gpu, "machine_rates", lambda *_, **__: RATES)
     overrides = [
-        *SMALL,
         "kernels=[agreement]",
         "layers=[dynamic]",
         "models=[capsnet]",
         "throughput=[capsnet]",
         "batches=[1,2]",
     ]
-    gpu.main(configuration("gpu", [*overrides, "backends=[fused,graphs]"]))
+    gpu.main(small_config(*overrides, "backends=[fused,graphs]", script="gpu"))
     rows = kept["rows"]
     assert [row["form"] for row in rows] == [
         "fused",
@@ -456,7 +477,7 @@ def test_script_for_a_gpu_writes_after_every_case(
     assert written == [1, 2, 3, 4, 5, 6, 7, 8]
     sizes = "batch_size 2, children 6, child_dim 4, parents 3, parent_dim 5, iterations 2"
     assert rows[0]["sizes"] == sizes
-    gpu.main(configuration("gpu", [*overrides, "backends=[fused]", "limit=-1"]))
+    gpu.main(small_config(*overrides, "backends=[fused]", "limit=-1", script="gpu"))
     assert kept["rows"] == []
     assert len(kept["not_reached"]) == 7
 
@@ -465,7 +486,8 @@ def test_script_for_a_gpu_writes_after_every_case(
 @pytest.mark.integration
 def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    (row,) = timing.time_in_turn([small_case("dynamic")], rounds=2, steps=2)
+    case = small_case("dynamic")
+    (row,) = timing.time_in_turn([case], rounds=2, steps=2)
     median = row["seconds_median"]
     assert 0 < row["forward_seconds_median"] < median <= row["seconds_slowest"]
     assert 10**8 < row["peak_memory_bytes"] < 10**11
@@ -504,8 +526,7 @@ def test_traffic_counts_arguments_and_results_once() -> None:
 
 
 def test_traffic_of_a_model_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = [*SMALL, "models=[em_caps_small]", "precisions=[bf16-mixed]"]
-    traffic.main(configuration("bench", overrides))
+    traffic.main(small_config("models=[em_caps_small]", "precisions=[bf16-mixed]"))
     shown = capsys.readouterr().out
     assert shown.startswith("em_caps_small (fused, bf16-mixed), batch ")
     assert " fit_backward\n" in shown

@@ -48,7 +48,8 @@ def test_run_has_results_configuration_provenance_tags_and_pictures(
         assert quantities < row.keys()
 
     summary = shown["summary"]
-    assert summary["test/error"] == pytest.approx(result["test"]["error"])
+    error = result["test"]["error"]
+    assert summary["test/error"] == pytest.approx(error)
     assert {"train/loss", "val/coupling_entropy", "schedule/learning_rate"} <= {*summary}
     for name in ("val/reconstructions", "val/confusion", "test/confusion"):
         (picture,) = summary[name]["filenames"]
@@ -91,7 +92,8 @@ def check_worst_images(directory: Path, summary: dict[str, Any]) -> None:
     assert columns["margin"] == pytest.approx(margins[worst])
     assert columns["number"] == pytest.approx(worst)
     labels = predictions["label"][worst]
-    assert [*columns["label"]] == [str(label) for label in labels]
+    written_labels = [str(label) for label in labels]
+    assert [*columns["label"]] == written_labels
     assert {*columns["image"], *columns["reconstruction"]} == {"Image"}
     ranges = ranges_of_logged_pictures()
     assert len(ranges) == 64
@@ -103,7 +105,8 @@ def ranges_of_logged_pictures() -> list[int]:
     folder = Path(os.environ["WANDB_DATA_DIR"])
     ranges = []
     for file in folder.glob("artifacts/staging/*"):
-        if file.read_bytes().startswith(b"\x89PNG"):
+        content = file.read_bytes()
+        if content.startswith(b"\x89PNG"):
             pixels = np.asarray(Image.open(file))
             ranges.append(np.ptp(pixels))
     return ranges
@@ -116,7 +119,8 @@ def test_options_have_the_names_of_overrides() -> None:
         "trainer.max_epochs=3",
         "logger=wandb",
     ]
-    options = flat_options(compose("train", overrides))
+    config = compose("train", overrides)
+    options = flat_options(config)
     assert options["routing.iterations"] == 2
     assert options["trainer.max_epochs"] == 3
     assert options["model"] == "EMCaps"
@@ -132,7 +136,12 @@ def test_options_have_the_names_of_overrides() -> None:
 
 def test_tags_without_routing() -> None:
     config = compose("train", ["model=cnn_baseline", "routing=none", "seed=3"])
-    expected = {"model": "BaselineCNN", "data": "MNIST", "source": "standin", "seed": "3"}
+    expected = {
+        "model": "BaselineCNN",
+        "data": "MNIST",
+        "source": "standin",
+        "seed": "3",
+    }
     assert run_tags(config, {"source": "standin"}) == expected
 
 
@@ -180,7 +189,8 @@ def test_table_is_a_group_with_a_run_for_each_cell(cli: Cli, tmp_path: Path) -> 
     columns = {"a": {"overrides": []}, "b": {"overrides": ["data.shift=1"]}}
     file = write_table(tmp_path, columns=columns, seeds=[3])
     ended = cli("sweep", f"table={file}", "logger=wandb")
-    assert ended.out.splitlines()[-2] == "mine: 2 done"
+    lines = ended.out.splitlines()
+    assert lines[-2] == "mine: 2 done"
     directories = (tmp_path / "runs").glob("capsnet-*")
     shown = [read_offline(directory) for directory in directories]
     assert sorted(run["name"] for run in shown) == ["one", "one/b"]
@@ -208,7 +218,8 @@ def test_figures_leave_the_run_its_name_and_group(cli: Cli, tiny: Tiny, tmp_path
     )
     train(config, directory)
     shutil.rmtree(directory / "wandb")
-    assert cli("figures", "run=run", "logger=wandb", "images=2").status == 0
+    ended = cli("figures", "run=run", "logger=wandb", "images=2")
+    assert ended.status == 0
     run = read_offline(directory)["run"]
     assert run["run_id"] == "run"
     assert run["display_name"] == "row/0"
@@ -230,7 +241,8 @@ def test_run_of_an_agent_has_the_id_that_it_gave(
     monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", str(parameters))
     wandb.teardown()  # it reads the environment once in a process
     options = ["trainer.max_epochs=1", *NO_PICTURES, "logger=wandb", "routing.iterations=2"]
-    train(tiny(*options), directory)
+    config = tiny(*options)
+    train(config, directory)
     wandb.teardown()
     shown = read_offline(directory)
     assert shown["run_id"] == "given"

@@ -46,6 +46,7 @@ _OF_IMAGES = (
 )
 """Beginnings of options that choose images, on which the cost of an image does not depend."""
 _CORES = {1: "one CPU core", 2: "two CPU cores"}
+_SECONDS = {"minutes": 60, "hours": 3600, "days": 86400}
 
 
 class Network(NamedTuple):
@@ -79,17 +80,23 @@ class Cost(NamedTuple):
         hours = self.longest / 3600
         if hours < 2:
             return "minutes"
-        return "hours" if hours < 100 else "days"
+        if hours < 100:
+            return "hours"
+        return "days"
 
     @property
     def text(self) -> str:
         """The cost as in the head of an experiment: ``26 to 59 hours on two CPU cores (results/mnist_hour.json)``."""
-        length = {"minutes": 60, "hours": 3600, "days": 86400}[self.unit]
-        shortest = f"{max(self.shortest / length, 1):.0f}"
-        longest = f"{max(self.longest / length, 1):.0f}"
+        shortest = self._in_units(self.shortest)
+        longest = self._in_units(self.longest)
         number = longest if shortest == longest else f"{shortest} to {longest}"
+        cores = _CORES[self.threads]
         files = ", ".join(f"results/{file}" for file in self.files)
-        return f"{number} {self.unit} on {_CORES[self.threads]} ({files})"
+        return f"{number} {self.unit} on {cores} ({files})"
+
+    def _in_units(self, seconds: float) -> str:
+        units = seconds / _SECONDS[self.unit]
+        return f"{max(units, 1):.0f}"
 
 
 def cost_of(experiment: str) -> Cost | None:
@@ -118,8 +125,15 @@ def steps_of(config: DictConfig) -> int:
     if share is None:
         first, _, second = str(data.validation_share).partition("/")
         share = float(first) / float(second or 1)
-    images = round(_IMAGES[data._target_.rpartition(".")[2]] * (1 - share))
-    return int(config.trainer.max_epochs * (images // data.batch_size))
+    images = round(_IMAGES[_name_of(data)] * (1 - share))
+    steps = images // data.batch_size
+    return int(config.trainer.max_epochs * steps)
+
+
+def _name_of(node: Any) -> str:
+    """The class of a node, without its module."""
+    *_, name = str(node.get("_target_")).split(".")
+    return name
 
 
 def images_of(config: DictConfig) -> int:
@@ -138,8 +152,9 @@ def speeds() -> dict[Network, list[Speed]]:
 
 def _of_runs() -> Iterator[tuple[Network, Speed]]:
     for record in trainings():
-        threads = re.search(r"1 x (\d+) threads", str(record.content.get("hardware")))
-        steps = int(float(record.content.get("steps") or 0))
+        hardware = str(record.content.get("hardware"))
+        threads = re.search(r"1 x (\d+) threads", hardware)
+        steps = float(record.content.get("steps") or 0)
         if not (threads and steps and record.seconds):
             continue
         command, _ = today()[record.command, record.recorded_hash]
@@ -154,11 +169,16 @@ def _of_runs() -> Iterator[tuple[Network, Speed]]:
 def _of_benchmark() -> Iterator[tuple[Network, Speed]]:
     content = json.loads((RESULTS / _BENCHMARK).read_text())
     for row in content["rows"]:
-        if row["form"] == "fused" and row["name"] in _MODELS:
-            data = "mnist" if row["image_shape"][0] == 1 else "smallnorb"
-            config = _composed((f"model={_MODELS[row['name']]}", f"data={data}"))
-            assert list(network_of(config).image_shape) == row["image_shape"]
-            yield network_of(config), Speed(_BENCHMARK, 2, 1 / row["images_per_second"])
+        if row["form"] != "fused" or row["name"] not in _MODELS:
+            continue
+        model = _MODELS[row["name"]]
+        channels, *_ = row["image_shape"]
+        data = "mnist" if channels == 1 else "smallnorb"
+        config = _composed((f"model={model}", f"data={data}"))
+        network = network_of(config)
+        assert list(network.image_shape) == row["image_shape"]
+        seconds = 1 / row["images_per_second"]
+        yield network, Speed(_BENCHMARK, 2, seconds)
 
 
 @functools.cache
@@ -171,21 +191,27 @@ _NETWORKS: dict[int, Network] = {}
 
 def network_of(config: DictConfig) -> Network:
     """The network of a configuration of ``_composed``."""
-    if id(config) not in _NETWORKS:
+    key = id(config)
+    if key not in _NETWORKS:
         module = build.build_without_weights(config)
         parameters = sum(parameter.numel() for parameter in module.network.parameters())
         routing: Any = config.routing or {}
-        names = [str(node.get("_target_")).rpartition(".")[2] for node in (config.model, routing)]
-        shape = tuple(build.build_data(config).spec.image_shape)
-        _NETWORKS[id(config)] = Network(
-            names[0], parameters, shape, names[1], routing.get("iterations")
+        data = build.build_data(config)
+        _NETWORKS[key] = Network(
+            kind=_name_of(config.model),
+            parameters=parameters,
+            image_shape=tuple(data.spec.image_shape),
+            routing=_name_of(routing),
+            iterations=routing.get("iterations"),
         )
-    return _NETWORKS[id(config)]
+    return _NETWORKS[key]
 
 
 def head_of(experiment: str) -> str:
     """The comments at the head of an experiment's file, on one line."""
-    return " ".join(" ".join(head(option_files("experiment")[experiment])).split())
+    file = option_files("experiment")[experiment]
+    text = " ".join(head(file))
+    return " ".join(text.split())
 
 
 def problem_with(text: str, cost: Cost | None) -> str:
@@ -198,7 +224,9 @@ def problem_with(text: str, cost: Cost | None) -> str:
     if cost is None:
         has_none = text.startswith(NO_RECORD)
         return "" if has_none else f"{text!r} has no record; expected {NO_RECORD!r}"
-    same_words = _NUMBER.sub("", text).startswith(_NUMBER.sub("", expected))
+    words = _NUMBER.sub("", text)
+    expected_words = _NUMBER.sub("", expected)
+    same_words = words.startswith(expected_words)
     if same_words and _are_near(_numbers(text), _numbers(expected)):
         return ""
     return f"{text!r} is not the cost by the records; expected {expected!r}"
@@ -226,7 +254,8 @@ def main() -> None:
         if cost is None:
             rows.append((experiment, "", "", NO_RECORD))
             continue
-        steps = steps_of(_composed((f"experiment={experiment}",)))
+        config = _composed((f"experiment={experiment}",))
+        steps = steps_of(config)
         shortest = f"{cost.shortest / steps:.3f}"
         longest = f"{cost.longest / steps:.3f}"
         seconds = longest if shortest == longest else f"{shortest} to {longest}"

@@ -50,7 +50,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def slurm(*command: str) -> str:
-    return subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
+    ended = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    return ended.stdout
 
 
 def overrides_for(step: int, *more: str) -> list[str]:
@@ -97,8 +98,9 @@ def test_table_is_finished_though_jobs_are_killed_preempted_and_out_of_time(tmp_
             os.kill(held(killed)["pid"], signal.SIGKILL)
             pre_empt(cpus=6)
             wait_for(lambda: any(says("SIGTERM: stopping", *of_others)), process)
+            stopped = says("SIGTERM: stopping", *of_others)
             late = [
-                cell for cell in others if says("SIGTERM: stopping", logs[cell.name]) == [False]
+                cell for cell, is_stopped in zip(others, stopped, strict=True) if not is_stopped
             ]
             of_late = [logs[cell.name] for cell in late]
             for cell in late:
@@ -110,7 +112,9 @@ def test_table_is_finished_though_jobs_are_killed_preempted_and_out_of_time(tmp_
         finally:
             process.kill()
     assert process.returncode == 2
-    assert out.splitlines()[-1] == "smoke: 3 done, 1 failed", out + err + texts_of(logs.values())
+    *_, last_line = out.splitlines()
+    shown = out + err + texts_of(logs.values())
+    assert last_line == "smoke: 3 done, 1 failed", shown
     message = r"dynamic seed 0: job \d+_0 ended without a result; its log is \S+\.err"
     assert re.search(message, err), err
     assert statuses(cells(overrides)) == ["failed", "done", "done", "done"]
@@ -126,28 +130,37 @@ def test_table_is_finished_though_jobs_are_killed_preempted_and_out_of_time(tmp_
     assert lines[0] == "smoke: 3 done, 1 failed"
     assert lines[-2] == "smoke: 4 done"
     after = contents(tmp_path)
-    assert [name for name in after if after[name] != before.get(name)] == [killed_in]
+    changed = [name for name in after if after[name] != before.get(name)]
+    assert changed == [killed_in]
 
     assert uninterrupted.status == 0, uninterrupted.err
     (directory,) = late[0].directories
     (whole,) = (tmp_path / "direct").glob("capsnet-mnist-*")
-    result = json.loads((directory / "metrics.json").read_text())
-    expected = json.loads((whole / "metrics.json").read_text())
+    result = result_in(directory)
+    expected = result_in(whole)
     assert differences(result, directory, expected, whole) == []
-    assert HELD_AT % (result["steps"] / result["epochs"]) != 0, "it was stopped within an epoch"
+    steps_in_epoch = result["steps"] / result["epochs"]
+    assert HELD_AT % steps_in_epoch != 0, "it was stopped within an epoch"
+
+
+def result_in(directory: Path) -> Any:
+    file = directory / "metrics.json"
+    return json.loads(file.read_text())
 
 
 def texts_of(logs: Iterable[Path]) -> str:
     """What all jobs wrote, for a failure."""
     texts = []
     for log in logs:
-        texts += [log.read_text(), log.with_suffix(".err").read_text()]
+        errors = log.with_suffix(".err")
+        texts += [log.read_text(), errors.read_text()]
     return "\n".join(texts)
 
 
 def expect_requeued(log: Path) -> None:
     """Check that a run of four epochs was stopped in the second, and continued there."""
-    assert f"at step {HELD_AT}, saved in" in log.with_suffix(".err").read_text()
+    errors = log.with_suffix(".err")
+    assert f"at step {HELD_AT}, saved in" in errors.read_text()
     before, _, after = log.read_text().partition("is requeued")
     assert epochs(before) == ["epoch 1"]
     assert re.search(r"continuing \S+last\.ckpt", after)
@@ -168,7 +181,8 @@ def test_preempted_run_of_two_processes_continues(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert process.returncode == 0, err
-    assert out.splitlines()[-2] == "smoke: 1 done"
+    lines = out.splitlines()
+    assert lines[-2] == "smoke: 1 done"
     (again,) = cells(overrides, rows=["dynamic"], seeds=[5])
     directory, result = again.finished
     assert directory == cell.directories[0]
@@ -182,15 +196,17 @@ def test_preempted_run_of_two_processes_continues(tmp_path: Path) -> None:
 
 
 def cells(overrides: list[str], **selection: Any) -> list[Cell]:
-    return expand(select(read("smoke"), **selection), overrides)
+    table = select(read("smoke"), **selection)
+    return expand(table, overrides)
 
 
 def held(cell: Cell, rank: int = 0) -> dict[str, Any]:
     """Job and process of a run that waits or has waited; empty if there is none yet."""
     for directory in cell.directories:
         file = directory / f"held-{rank}.json"
-        if file.is_file() and file.stat().st_size:
-            found: dict[str, Any] = json.loads(file.read_text())
+        text = file.read_text() if file.is_file() else ""
+        if text:
+            found: dict[str, Any] = json.loads(text)
             return found
     return {}
 
@@ -198,16 +214,18 @@ def held(cell: Cell, rank: int = 0) -> dict[str, Any]:
 def pre_empt(cpus: int, seconds: int = 3) -> str:
     """Submit a job of higher priority that takes ``cpus`` of the node's 8 CPUs; return its number."""
     options = ["--parsable", "--partition=high", f"--cpus-per-task={cpus}", "--output=/dev/null"]
-    return slurm("sbatch", *options, f"--wrap=sleep {seconds}").strip()
+    number = slurm("sbatch", *options, f"--wrap=sleep {seconds}")
+    return number.strip()
 
 
 def let_time_run_out(job: str) -> None:
     """Set the shortest time limit in whole minutes after which SLURM can still send its warning."""
+    time_used = slurm("squeue", "--noheader", "--jobs", job, "--format", "%M")
     elapsed = 0
-    # [hours:]minutes:seconds
-    for part in slurm("squeue", "--noheader", "--jobs", job, "--format", "%M").split(":"):
+    for part in time_used.split(":"):  # [hours:]minutes:seconds
         elapsed = 60 * elapsed + int(part)
-    minutes = (elapsed + WARNING + 30) // 60 + 1
+    latest = elapsed + WARNING + 30
+    minutes = latest // 60 + 1
     slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
 
 

@@ -1,6 +1,5 @@
 import itertools
 import math
-from functools import partial
 from itertools import product
 
 import pytest
@@ -11,6 +10,7 @@ from torch.autograd import gradcheck
 from capsule_lab.layers import Windows, build_normaliser
 from tests.helpers.closeness import assert_close
 from tests.reference import em_loops as loops
+from tests.reference.loops import double
 
 Geometry = tuple[tuple[int, int], int, int, int]
 """Size, types, kernel size, stride."""
@@ -45,7 +45,9 @@ def fields(geometry: Geometry, stride: int | None = None) -> list[list[int]]:
     for y, x in product(range(rows), range(columns)):
         places = []
         for row, column, kind in product(range(kernel), range(kernel), range(types)):
-            cell = (step * y + row) * width + step * x + column
+            child_row = step * y + row
+            child_column = step * x + column
+            cell = child_row * width + child_column
             places.append(cell * types + kind)
         positions.append(places)
     return positions
@@ -53,7 +55,9 @@ def fields(geometry: Geometry, stride: int | None = None) -> list[list[int]]:
 
 def log_couplings(geometry: Geometry, scale: float = 1.0) -> Tensor:
     of_image = fields(geometry)
-    shape = BATCH * len(of_image), PARENTS, len(of_image[0])
+    positions = len(of_image)
+    places = len(of_image[0])
+    shape = BATCH * positions, PARENTS, places
     generator = torch.Generator().manual_seed(0)
     return scale * torch.randn(shape, dtype=torch.float64, generator=generator)
 
@@ -72,7 +76,8 @@ def total_couplings(couplings: Tensor, geometry: Geometry) -> Tensor:
     """Sum of the couplings of each child that has parents, over all positions, ``(batch, child)``."""
     (height, width), types, *_ = geometry
     child = torch.tensor(fields(geometry)).flatten()
-    total = torch.zeros(BATCH, height * width * types, dtype=couplings.dtype)
+    children = height * width * types
+    total = torch.zeros(BATCH, children, dtype=couplings.dtype)
     over_parents = couplings.sum(1).view(BATCH, -1)
     total.index_add_(1, child, over_parents)
     return total[:, child.unique()]
@@ -81,22 +86,24 @@ def total_couplings(couplings: Tensor, geometry: Geometry) -> Tensor:
 def by_loops(log_weights: Tensor, geometry: Geometry, normalisation: str) -> Tensor:
     """The same through ``em_loops.normalise``, one image at a time."""
     (height, width), types, *_ = geometry
-    of_image = fields(geometry)
+    windows = fields(geometry)
     at_stride_one = fields(geometry, stride=1)
     numbers = range(height * width * types)
     children = [loops.Child(1.0, type=number % types) for number in numbers]
     parents: list[loops.Parent] = []
     edges = []
-    for position, kind in product(range(len(of_image)), range(PARENTS)):
-        pairs = zip(of_image[position], at_stride_one[position], strict=True)
+    for position, kind in product(range(len(windows)), range(PARENTS)):
+        pairs = zip(windows[position], at_stride_one[position], strict=True)
         for child, legacy_child in pairs:
             edge = loops.Edge(child, len(parents), [], stride_one_child=legacy_child)
             edges.append(edge)
         parents.append(loops.Parent(type=kind, position=position))
-    images = log_weights.unflatten(0, (BATCH, -1)).flatten(1).tolist()
-    normalise = partial(loops.normalise, normalisation=normalisation)
-    couplings = [normalise(image, children, parents, edges) for image in images]
-    return torch.tensor(couplings, dtype=torch.float64).view_as(log_weights)
+    images = log_weights.view(BATCH, -1).tolist()
+    couplings = []
+    for image in images:
+        of_image = loops.normalise(image, children, parents, edges, normalisation)
+        couplings.append(of_image)
+    return double(couplings).view_as(log_weights)
 
 
 @every_geometry
@@ -157,7 +164,7 @@ def totals_of(normalisation: str, geometry: Geometry) -> Tensor:
 def test_each_window_takes_a_whole_child() -> None:
     """From corner to centre of 5x5 at stride 1 the couplings of a child sum to 1 to 9."""
     total = totals_of("window", ((5, 5), 1, 3, 1))
-    along = torch.tensor([1, 2, 3, 2, 1]).double()
+    along = double([1, 2, 3, 2, 1])
     expected = torch.outer(along, along).flatten()
     assert_close(total, expected.expand(BATCH, 25))
 
@@ -178,7 +185,7 @@ def test_fast_silences_a_child_far_below_the_best_of_its_type() -> None:
     """Two children of one type seen by one parent each, 20 nats apart: e^-20 over the floor of 1e-6 is left."""
     windows = Windows((1, 3), 2, kernel_size=1)
     normaliser = build_normaliser("official_fast", windows)
-    weights = torch.tensor([[0.0, 5.0], [-10.0, 5.0], [-20.0, 5.0]]).double()
+    weights = double([[0.0, 5.0], [-10.0, 5.0], [-20.0, 5.0]])
     expected = torch.ones(3, 2).double()
     expected[2, 0] = math.exp(-20) / 1e-6
     couplings = normaliser(weights.unsqueeze(1))

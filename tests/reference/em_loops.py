@@ -9,6 +9,7 @@ V_ij votes, mu_j poses, v_j = sigma_j^2 variances, m_j masses, L_j = sum_h ln v_
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from itertools import product
@@ -20,6 +21,7 @@ from torch import Tensor
 from tests.reference.contract import Reference
 from tests.reference.loops import double, zeros
 
+Vector = list[float]
 LN_2PI = math.log(2 * math.pi)
 COSTS = ("official_fast", "paper", "official_legacy", "standardised")
 NORMALISATIONS = ("all_parents", "window", "official_legacy", "official_fast")
@@ -49,7 +51,7 @@ class Edge(NamedTuple):
 
     child: int
     parent: int
-    vote: list[float]
+    vote: Vector
     stride_one_child: Hashable = None
 
 
@@ -73,28 +75,37 @@ class Record(NamedTuple):
 
 
 def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+    smaller = math.exp(-abs(x))
+    numerator = 1.0 if x >= 0 else smaller
+    return numerator / (1 + smaller)
 
 
 def log_sigmoid(x: float) -> float:
-    return min(0.0, x) - math.log1p(math.exp(-abs(x)))
+    smaller = math.exp(-abs(x))
+    return min(0.0, x) - math.log1p(smaller)
 
 
-def inverse_temperatures(
-    final: float, iterations: int, schedule: str = "saturating"
-) -> list[float]:
+def inverse_temperatures(final: float, iterations: int, schedule: str = "saturating") -> Vector:
     """One per iteration: the official ``final (1 - 0.95^(t + 1))``, or a schedule of J. Hui's tutorial."""
     if schedule == "saturating":
         return [final * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
-    last = {"constant": 1, "increment": iterations, "linear": min(iterations, 3)}[schedule]
-    return [final * (1 + t * (last - 1) / max(1, iterations - 1)) for t in range(iterations)]
+    last_factors = {
+        "constant": 1,
+        "increment": iterations,
+        "linear": min(iterations, 3),
+    }
+    rise = last_factors[schedule] - 1
+    steps = max(1, iterations - 1)
+    return [final * (1 + t * rise / steps) for t in range(iterations)]
 
 
-def log_density(vote: list[float], pose: list[float], variance: list[float]) -> float:
+def log_density(vote: Vector, pose: Vector, variance: Vector) -> float:
     """``ln p_j``, the logarithm of a Gaussian with diagonal covariance at the vote (Procedure 1, E-step, line 2)."""
     total = 0.0
     for v, mu, var in zip(vote, pose, variance, strict=True):
-        total += -((v - mu) ** 2) / (2 * var) - 0.5 * (math.log(var) + LN_2PI)
+        squared = (v - mu) ** 2
+        log_norm = math.log(var) + LN_2PI
+        total -= squared / (2 * var) + 0.5 * log_norm
     return total
 
 
@@ -102,40 +113,50 @@ def log_density(vote: list[float], pose: list[float], variance: list[float]) -> 
 
 
 def activation_logits(
-    masses: list[float],
-    variances: list[list[float]],
+    masses: Vector,
+    variances: list[Vector],
     parents: list[Parent],
     beta_u: Sequence[float],
     beta_a: Sequence[float],
     cost: str,
     inverse_temperature: float,
-) -> list[float]:
+) -> Vector:
     """Argument of the sigmoid, M-step lines 4 and 5 of Procedure 1; the betas belong to the parent's type."""
     costs = []  # sum_h cost^h of Procedure 1, cost^h = (beta_u + ln sigma_j^h) sum_i R_ij
+    log_volumes = []  # L_j
     for parent, mass, variance in zip(parents, masses, variances, strict=True):
-        costs.append(sum((beta_u[parent.type] + 0.5 * math.log(var)) * mass for var in variance))
+        cost_of_parent = 0.0
+        log_volume = 0.0
+        for var in variance:
+            log_var = math.log(var)
+            cost_of_parent += (beta_u[parent.type] + 0.5 * log_var) * mass
+            log_volume += log_var
+        costs.append(cost_of_parent)
+        log_volumes.append(log_volume)
+    dim = len(variances[0])
     logits = []
-    for parent, mass, variance, own in zip(parents, masses, variances, costs, strict=True):
-        dim = len(variance)
-        u, a = beta_u[parent.type], beta_a[parent.type]
-        log_volume = sum(math.log(var) for var in variance)  # L_j
+    of_parents = zip(parents, masses, log_volumes, costs, strict=True)
+    for parent, mass, log_volume, own in of_parents:
+        u = beta_u[parent.type]
+        a = beta_a[parent.type]
         if cost == "paper":  # a_j = logistic(lambda (beta_a - sum_h cost^h))
-            logits.append(inverse_temperature * (a - own))
+            evidence = a - own
         elif cost == "official_legacy":  # beta_u is the code's b_s, beta_a its b_a
             bracket = -log_volume - dim * u * (LN_2PI + 1)
-            logits.append(inverse_temperature * (mass * bracket - 5000 * a))
+            evidence = mass * bracket - 5000 * a
         elif cost == "official_fast":
-            bracket = -log_volume - dim * (math.log(u**2 + 5e-4) + LN_2PI + 1)
-            logits.append(inverse_temperature * (mass * bracket - 800 * a))
+            log_floored = math.log(u**2 + 5e-4)
+            bracket = -log_volume - dim * (log_floored + LN_2PI + 1)
+            evidence = mass * bracket - 800 * a
         else:  # J. Hui's tutorial: costs are standardised over the parent types at the same position
             rivals = []
             for other, cost_of_other in zip(parents, costs, strict=True):
                 if other.position == parent.position:
                     rivals.append(cost_of_other)
-            mean = sum(rivals) / len(rivals)
-            spread = sum((c - mean) ** 2 for c in rivals) / len(rivals)  # of a population
-            deviation = math.sqrt(spread)
-            logits.append(inverse_temperature * (a + (mean - own) / (deviation + 1e-4)))
+            mean = statistics.fmean(rivals)
+            deviation = statistics.pstdev(rivals)
+            evidence = a + (mean - own) / (deviation + 1e-4)
+        logits.append(inverse_temperature * evidence)
     return logits
 
 
@@ -143,32 +164,36 @@ def activation_logits(
 
 
 def ratio_in_groups(
-    log_weights: list[float],
+    log_weights: Vector,
     maximum_groups: list[Hashable],
     total_groups: list[Hashable],
     finish: Callable[[float], float] = float,
-) -> list[float]:
+) -> Vector:
     """``e = exp(w - largest w of its maximum group)``, then e over ``finish(sum of e in its total group)``."""
     largest: dict[Hashable, float] = {}
     for weight, group in zip(log_weights, maximum_groups, strict=True):
         largest[group] = max(weight, largest.get(group, -math.inf))
     shares = []
     totals: dict[Hashable, float] = {}
-    for e, weight in enumerate(log_weights):
-        share = math.exp(weight - largest[maximum_groups[e]])
+    groups = zip(log_weights, maximum_groups, total_groups, strict=True)
+    for weight, maximum_group, total_group in groups:
+        share = math.exp(weight - largest[maximum_group])
         shares.append(share)
-        totals[total_groups[e]] = totals.get(total_groups[e], 0.0) + share
-    divided = zip(shares, total_groups, strict=True)
-    return [share / finish(totals[group]) for share, group in divided]
+        totals[total_group] = totals.get(total_group, 0.0) + share
+    ratios = []
+    for share, group in zip(shares, total_groups, strict=True):
+        divisor = finish(totals[group])
+        ratios.append(share / divisor)
+    return ratios
 
 
 def normalise(
-    log_weights: list[float],
+    log_weights: Vector,
     children: list[Child],
     parents: list[Parent],
     edges: list[Edge],
     normalisation: Any,
-) -> list[float]:
+) -> Vector:
     """E-step line 3 of Procedure 1, ``R_ij = a_j p_j / sum_k a_k p_k``, or its replacement in a port."""
     if callable(normalisation):
         return normalisation(log_weights, children, parents, edges)
@@ -194,10 +219,11 @@ def normalise(
     return ratio_in_groups(log_weights, types, of_child, lambda total: max(total, 1e-6))
 
 
-def initial_couplings(parents: list[Parent], edges: list[Edge], initial: str) -> list[float]:
+def initial_couplings(parents: list[Parent], edges: list[Edge], initial: str) -> Vector:
     """Procedure 1, line 2. "types": 1/C (official, Hui); "parents": 1/(parents that see the child) (IBM)."""
     if initial == "types":
-        return [1 / len({parent.type for parent in parents}) for _ in edges]
+        types = {parent.type for parent in parents}
+        return [1 / len(types)] * len(edges)
     seen = Counter(edge.child for edge in edges)
     return [1 / seen[edge.child] for edge in edges]
 
@@ -213,7 +239,7 @@ def edges_of_parents(parents: list[Parent], edges: list[Edge]) -> list[list[int]
     return indices
 
 
-def log_weights_of(edges: list[Edge], last: Record) -> list[float]:
+def log_weights_of(edges: list[Edge], last: Record) -> Vector:
     """E-step before its normalisation: ``ln (a_j p_j)`` of each edge."""
     log_weights = []
     for edge in edges:
@@ -223,15 +249,19 @@ def log_weights_of(edges: list[Edge], last: Record) -> list[float]:
     return log_weights
 
 
-def mixing_proportions(masses: list[float]) -> tuple[list[float], list[float], list[float]]:
+def mixing_proportions(masses: Vector) -> tuple[Vector, Vector, Vector]:
     """Logits, logarithms and values of the proportions, which sum to 1 over the layer."""
     whole = sum(masses)
     logits = []
+    log_proportions = []
+    proportions = []
     for mass in masses:
+        log_mass = math.log(mass)
         others = whole - mass
-        logits.append(math.log(mass) - math.log(others) if others > 0 else math.inf)
-    log_proportions = [math.log(mass) - math.log(whole) for mass in masses]
-    proportions = [mass / whole for mass in masses]
+        log_others = math.log(others) if others > 0 else -math.inf
+        logits.append(log_mass - log_others)
+        log_proportions.append(log_mass - math.log(whole))
+        proportions.append(mass / whole)
     return logits, log_proportions, proportions
 
 
@@ -274,13 +304,23 @@ def em_routing_graph(
         variances = []
         for j in range(len(parents)):  # M-step
             votes = [edges[e].vote for e in edges_of[j]]
-            # R_ij <- R_ij a_i
-            weights = [couplings[e] * children[edges[e].child].activation for e in edges_of[j]]
+            weights = []  # R_ij <- R_ij a_i
+            for e in edges_of[j]:
+                child = children[edges[e].child]
+                weights.append(couplings[e] * child.activation)
             mass = sum(weights) + mass_epsilon
-            fitted = gaussian(votes, weights, mass, poses[j], damping, min_variance)
+            before = poses[j]
+            pose, variance = gaussian(
+                votes,
+                weights,
+                mass,
+                min_variance,
+                previous=before,
+                damping=damping,
+            )
             masses.append(mass)
-            new_poses.append(fitted[0])
-            variances.append(fitted[1])
+            new_poses.append(pose)
+            variances.append(variance)
         poses = new_poses
 
         if activation == "description_length":
@@ -291,32 +331,34 @@ def em_routing_graph(
             activations = [sigmoid(logit) for logit in logits]
         else:
             logits, log_activations, activations = mixing_proportions(masses)
-        iterations.append(
-            Record(couplings, masses, logits, log_activations, activations, poses, variances)
-        )
+        fields = couplings, masses, logits, log_activations, activations, poses, variances
+        iterations.append(Record(*fields))
     return iterations
 
 
 def gaussian(
-    votes: list[list[float]],
-    weights: list[float],
+    votes: list[Vector],
+    weights: Vector,
     mass: float,
-    previous: list[float],
-    damping: float,
     min_variance: float,
-) -> tuple[list[float], list[float]]:
+    *,
+    previous: Vector | None = None,
+    damping: float = 0.0,
+) -> tuple[Vector, Vector]:
     """M-step, lines 2 and 3 of Procedure 1, of one parent: mean and variance of every component."""
     divisor = mass if mass > 0 else 1.0
     pose = []
     variance = []
-    for h in range(len(previous)):
+    for h, component in enumerate(zip(*votes, strict=True)):
         moment = 0.0  # mu_j^h = sum_i R_ij V_ij^h / sum_i R_ij
-        for weight, vote in zip(weights, votes, strict=True):
-            moment += weight * vote[h]
-        mu = (1 - damping) * (moment / divisor) + damping * previous[h]
+        for weight, v in zip(weights, component, strict=True):
+            moment += weight * v
+        mu = moment / divisor
+        if previous is not None:
+            mu = (1 - damping) * mu + damping * previous[h]
         spread = 0.0  # (sigma_j^h)^2, over sum_i R_ij
-        for weight, vote in zip(weights, votes, strict=True):
-            spread += weight * (vote[h] - mu) ** 2
+        for weight, v in zip(weights, component, strict=True):
+            spread += weight * (v - mu) ** 2
         pose.append(mu)
         variance.append(spread / divisor + min_variance)
     return pose, variance
@@ -325,7 +367,7 @@ def gaussian(
 # ----------------------------------------------------------------------------------------------------- votes
 
 
-def matrix_vote(pose: Sequence[float], transform: Sequence[Sequence[float]]) -> list[float]:
+def matrix_vote(pose: Sequence[float], transform: Sequence[Sequence[float]]) -> Vector:
     """``V = M W``, the pose on the left, ``pose[4 r + x]`` and ``vote[4 r + c]`` row by row.
 
     A pose with as many entries as the transform has rows is a matrix of one row: the vector pose of the ablation.
@@ -340,7 +382,7 @@ def matrix_vote(pose: Sequence[float], transform: Sequence[Sequence[float]]) -> 
 
 
 vector_vote = matrix_vote
-Vote = Callable[[Sequence[float], Sequence[Sequence[float]]], list[float]]
+Vote = Callable[[Sequence[float], Sequence[Sequence[float]]], Vector]
 
 
 def votes_loops(poses: Tensor, weight: Tensor) -> Tensor:
@@ -394,11 +436,14 @@ def dense_em_loops(
     _, count, types, _ = votes.shape
     parents = [Parent(type=j) for j in range(types)]
     betas = beta_u.tolist(), beta_a.tolist()
-    given = zip(votes.double().tolist(), activations.double().tolist(), strict=True)
+    all_votes = votes.double().tolist()
+    all_activations = activations.double().tolist()
     images = []
-    for vote, activation in given:
-        children = [Child(activation[i]) for i in range(count)]
-        edges = [Edge(i, j, vote[i][j]) for i in range(count) for j in range(types)]
+    for vote, activation in zip(all_votes, all_activations, strict=True):
+        children = [Child(each) for each in activation]
+        edges = []
+        for i, j in product(range(count), range(types)):
+            edges.append(Edge(i, j, vote[i][j]))
         iterations = em_routing_graph(children, parents, edges, *betas, **options)
         images.append((edges, iterations))
     return _records(images, count, types)
@@ -425,48 +470,60 @@ def conv_em_loops(
     out_height = (height - kernel_height) // stride + 1
     out_width = (width - kernel_width) // stride + 1
     transforms = weight.double().permute(0, 1, 2, 5, 3, 4).tolist()  # [B kh kw C x c]
-    grid = product(range(child_types), range(height), range(width))
-    child_index = {place: index for index, place in enumerate(grid)}
-    parent_grid = list(product(range(parent_types), range(out_height), range(out_width)))
-    kernel = list(product(range(child_types), range(kernel_height), range(kernel_width)))
+    of_children = child_types, height, width
+    of_parents = parent_types, out_height, out_width
+    child_index = {place: index for index, place in enumerate(places_of(*of_children))}
+    parent_grid = places_of(*of_parents)
+    kernel = places_of(child_types, kernel_height, kernel_width)
     parents = [Parent(type=c, position=(row, column)) for c, row, column in parent_grid]
     betas = beta_u.tolist(), beta_a.tolist()
     grid_of_poses = poses.double().permute(0, 1, 3, 4, 2).tolist()
+    grid_of_activations = activations.double().tolist()
     images = []
-    for pose, activation in zip(grid_of_poses, activations.double().tolist(), strict=True):
+    for pose, activation in zip(grid_of_poses, grid_of_activations, strict=True):
         children = [Child(activation[b][row][column], type=b) for b, row, column in child_index]
         edges = []
         for j, (c, row, column) in enumerate(parent_grid):
             for b, y, x in kernel:
-                below, right = stride * row + y, stride * column + x
+                below = stride * row + y
+                right = stride * column + x
                 child = child_index[b, below, right]
-                value = vote(pose[b][below][right], transforms[b][y][x][c])
-                edges.append(Edge(child, j, value, stride_one_child=(b, row + y, column + x)))
+                transform = transforms[b][y][x][c]
+                value = vote(pose[b][below][right], transform)
+                at_stride_one = b, row + y, column + x
+                edges.append(Edge(child, j, value, at_stride_one))
         iterations = em_routing_graph(children, parents, edges, *betas, **options)
         images.append((edges, iterations))
-    of_children = (child_types, height, width)
-    of_parents = (parent_types, out_height, out_width)
     records = []
     for couplings, *others in _records(images, len(child_index), len(parent_grid)):
         couplings = couplings.unflatten(2, of_parents).unflatten(1, of_children)
         *rest, parent_poses, variances = [each.unflatten(1, of_parents) for each in others]
-        by_grid = parent_poses.movedim(-1, 2), variances.movedim(-1, 2)
-        records.append(Record(couplings, *rest, *by_grid))
+        parent_poses = parent_poses.movedim(-1, 2)
+        variances = variances.movedim(-1, 2)
+        records.append(Record(couplings, *rest, parent_poses, variances))
     return records
+
+
+def places_of(types: int, height: int, width: int) -> list[tuple[int, int, int]]:
+    """Type, row and column of all capsules of a grid, in their order."""
+    return list(product(range(types), range(height), range(width)))
 
 
 def _records(
     images: list[tuple[list[Edge], list[Record]]], children: int, parents: int
 ) -> list[Record]:
     """Stack the images: one record per iteration, with children and parents by index."""
+    graphs, records_of_images = zip(*images, strict=True)
     records = []
-    for t in range(len(images[0][1])):
+    for records_of_iteration in zip(*records_of_images, strict=True):
         couplings = torch.zeros(len(images), children, parents, dtype=torch.float64)
-        for b, (edges, iterations) in enumerate(images):
-            for edge, coupling in zip(edges, iterations[t].couplings, strict=True):
-                couplings[b, edge.child, edge.parent] = coupling
-        of_parents = zip(*[iterations[t][1:] for _, iterations in images], strict=True)
-        records.append(Record(couplings, *[double(each) for each in of_parents]))
+        of_images = zip(couplings, graphs, records_of_iteration, strict=True)
+        for of_image, edges, record in of_images:
+            for edge, coupling in zip(edges, record.couplings, strict=True):
+                of_image[edge.child, edge.parent] = coupling
+        _, *others = zip(*records_of_iteration, strict=True)
+        of_parents = [double(field) for field in others]
+        records.append(Record(couplings, *of_parents))
     return records
 
 
@@ -489,11 +546,12 @@ def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Te
     The loops have the official 800, which is 50 times 16 components, and 5e-4 in place of ``min_variance``: the
     conversion makes ``beta_u^2 + min_variance`` equal in both.
     """
-    beta_u = routing.beta_u.detach().double().expand(parents).clone()
-    beta_a = routing.beta_a.detach().double().expand(parents).clone()
+    beta_u = routing.beta_u.detach().double().expand(parents)
+    beta_a = routing.beta_a.detach().double().expand(parents)
     if routing.options["cost"] == "official_fast":
         beta_a = beta_a * dim / 16
-        moved = beta_u.square() + routing.options["min_variance"] - 5e-4
+        difference = routing.options["min_variance"] - 5e-4
+        moved = beta_u.square() + difference
         assert (moved > 0).all(), "the loops cannot represent a variance this small"
         beta_u = moved.sqrt()
     return beta_u, beta_a
@@ -502,8 +560,10 @@ def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Te
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
     options = in_terms_of_the_loops(module.options)
     options["normalisation"] = "all_parents"  # in a dense layer
-    betas = betas_of_the_loops(module, votes.shape[2], votes.shape[3])
-    last = dense_em_loops(votes.detach(), activations.detach(), *betas, **options)[-1]
+    _, _, parents, dim = votes.shape
+    betas = betas_of_the_loops(module, parents, dim)
+    records = dense_em_loops(votes.detach(), activations.detach(), *betas, **options)
+    last = records[-1]
     return last.poses, last.activations
 
 
@@ -511,9 +571,8 @@ def shipped() -> dict[str, dict[str, Any]]:
     """``conf/routing/em*.yaml`` without the options that the contract varies."""
     from tests.reference.em_bridge import PRESETS, class_preset, preset
 
-    rows = {
-        name: dict(preset(name)) for name in PRESETS
-    }  # the order decides how switches are paired
+    # the order decides how switches are paired
+    rows = {name: dict(preset(name)) for name in PRESETS}
     for name in PRESETS:
         rows[f"{name}-classes"] = class_preset(name)
     for row in rows.values():

@@ -1,13 +1,12 @@
 """Slow float64 transcription of Heinsen 2019 (arXiv 1911.00792), algorithm 1."""
 
-import math
 from itertools import product
 from typing import Any
 
 from torch import Tensor
 
 from tests.reference.contract import Reference
-from tests.reference.em_loops import log_sigmoid
+from tests.reference.em_loops import Vector, gaussian, log_density, log_sigmoid
 from tests.reference.loops import double, softmax_list
 
 EPS = 1e-5  # official code: added to every mass and every variance
@@ -28,14 +27,18 @@ def heinsen_loops(
     batch, children, parents, dim = votes.shape
     all_poses = []
     all_scores = []
+    types = len(beta_use)
+    type_of = [i % types for i in range(children)]
+    use_of = beta_use[type_of].tolist()
+    ignore_of = beta_ignore[type_of].tolist()
     for b in range(batch):
         vote = votes[b].tolist()
+        active = activations[b].tolist()
         if bias is not None:
             for i, j, d in product(range(children), range(parents), range(dim)):
-                vote[i][j][d] += bias[i % len(bias), j, d].item()
-        use_of = [beta_use[i % len(beta_use)].tolist() for i in range(children)]
-        ignore_of = [beta_ignore[i % len(beta_ignore)].tolist() for i in range(children)]
-        poses, scores = _image(vote, activations[b].tolist(), use_of, ignore_of, iterations)
+                added = bias[type_of[i], j, d]
+                vote[i][j][d] += added.item()
+        poses, scores = _image(vote, active, use_of, ignore_of, iterations)
         all_poses.append(poses)
         all_scores.append(scores)
     return double(all_poses), double(all_scores)
@@ -43,45 +46,41 @@ def heinsen_loops(
 
 def _image(
     vote: list,
-    active: list[float],
-    use_of: list[list[float]],
-    ignore_of: list[list[float]],
+    active: Vector,
+    use_of: list[Vector],
+    ignore_of: list[Vector],
     iterations: int,
-) -> tuple[list[list[float]], list[float]]:
+) -> tuple[list[Vector], Vector]:
     children = range(len(vote))
     parents = range(len(vote[0]))
-    dim = len(vote[0][0])
-    couplings = [[1 / len(parents) for _ in parents] for _ in children]
-    scores: list[float] = []
-    poses: list[list[float]] = []
-    variances: list[list[float]] = []
+    equal = 1 / len(parents)
+    couplings = [[equal] * len(parents) for _ in children]
+    scores: Vector = []
+    poses: list[Vector] = []
+    variances: list[Vector] = []
     for iteration in range(iterations):
         if iteration:
             for i in children:  # E-step
                 logits = []
                 for j in parents:
-                    logit = log_sigmoid(scores[j])
-                    for d in range(dim):
-                        logit -= (vote[i][j][d] - poses[j][d]) ** 2 / (2 * variances[j][d])
-                        logit -= 0.5 * math.log(variances[j][d])
-                    logits.append(logit)
+                    density = log_density(vote[i][j], poses[j], variances[j])
+                    logits.append(log_sigmoid(scores[j]) + density)
                 couplings[i] = softmax_list(logits)
         scores = []
         poses = []
         variances = []
         for j in parents:
-            used = [active[i] * couplings[i][j] for i in children]  # D-step
-            ignored = [active[i] - used[i] for i in children]
+            used = []
             score = 0.0
-            for i in children:
-                score += use_of[i][j] * used[i] - ignore_of[i][j] * ignored[i]
+            for i in children:  # D-step
+                used_here = active[i] * couplings[i][j]
+                ignored = active[i] - used_here
+                score += use_of[i][j] * used_here
+                score -= ignore_of[i][j] * ignored
+                used.append(used_here)
             mass = sum(used) + EPS  # M-step
-            share = [used[i] / mass for i in children]
-            mean = [0.0] * dim
-            variance = [EPS] * dim
-            for d in range(dim):
-                mean[d] = sum(share[i] * vote[i][j][d] for i in children)
-                variance[d] += sum(share[i] * (vote[i][j][d] - mean[d]) ** 2 for i in children)
+            votes = [vote[i][j] for i in children]
+            mean, variance = gaussian(votes, used, mass, min_variance=EPS)
             scores.append(score)
             poses.append(mean)
             variances.append(variance)
@@ -90,7 +89,8 @@ def _image(
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
     learned = module.beta_use, module.beta_ignore, module.bias
-    poses, scores = heinsen_loops(votes, activations, *learned, module.options["iterations"])
+    iterations = module.options["iterations"]
+    poses, scores = heinsen_loops(votes, activations, *learned, iterations)
     return poses, scores.sigmoid()
 
 

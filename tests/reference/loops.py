@@ -57,9 +57,10 @@ def dot(one: list[float], other: list[float]) -> float:
 def weighted_sum(weights: list[list[float]], vote: list[list[list[float]]], j: int) -> list[float]:
     """``sum_i w_ij u_hat_ij``, of votes ``vote[i][j][d]`` for a parent."""
     total = [0.0] * len(vote[0][j])
-    for i in range(len(vote)):
-        for d in range(len(total)):
-            total[d] += weights[i][j] * vote[i][j][d]
+    for of_child, votes_of_child in zip(weights, vote, strict=True):
+        weight = of_child[j]
+        for d, component in enumerate(votes_of_child[j]):
+            total[d] += weight * component
     return total
 
 
@@ -84,8 +85,10 @@ def dynamic_routing_loops(
     offset = zeros(parents, dim) if bias is None else bias.tolist()
     start = zeros(children, parents)
     if prior is not None:
+        types = prior.shape[1]
         for i in range(children):
-            start[i] = prior[:, i % prior.shape[1]].tolist()
+            of_type = prior[:, i % types]
+            start[i] = of_type.tolist()
     results = []
     for vote in votes.tolist():
         logits = start  # line 2: for all i, j: b_ij <- 0
@@ -93,7 +96,8 @@ def dynamic_routing_loops(
             couplings = []
             for i in range(children):  # line 4: c_i <- softmax(b_i)
                 destinations = [*logits[i], 0.0] if leaky else logits[i]
-                couplings.append(softmax_list(destinations)[:parents])
+                shares = softmax_list(destinations)
+                couplings.append(shares[:parents])
             poses = []
             for j in range(parents):
                 total = weighted_sum(couplings, vote, j)  # line 5: s_j <- sum_i c_ij u_hat_j|i
@@ -103,7 +107,8 @@ def dynamic_routing_loops(
             logits = zeros(children, parents)
             for i in range(children):  # line 7: b_ij <- b_ij + u_hat_j|i . v_j
                 for j in range(parents):
-                    logits[i][j] = before[i][j] + dot(vote[i][j], poses[j])
+                    agreement = dot(vote[i][j], poses[j])
+                    logits[i][j] = before[i][j] + agreement
         results.append(poses)
     return double(results)
 
@@ -120,6 +125,8 @@ def margin_loss_loops(
     total = 0.0
     for length_of, target_of in zip(lengths.tolist(), truth.tolist(), strict=True):
         for length, target in zip(length_of, target_of, strict=True):
-            total += target * max(0.0, present - length) ** 2
-            total += absent_weight * (1 - target) * max(0.0, length - absent) ** 2
+            too_short = max(0.0, present - length)
+            too_long = max(0.0, length - absent)
+            total += target * too_short**2
+            total += absent_weight * (1 - target) * too_long**2
     return total / len(lengths)

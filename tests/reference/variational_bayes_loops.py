@@ -4,15 +4,17 @@ Parents at one position see the children of one window; a dense layer is one pos
 """
 
 import math
-from itertools import product
+from collections import Counter
+from itertools import chain, product
 from typing import Any, NamedTuple
 
-import torch
 from scipy.special import digamma, logsumexp
 from torch import Tensor
 
 from tests.reference.contract import Reference, by_statistics
 from tests.reference.loops import double, zeros
+
+LN_2PI = math.log(2 * math.pi)
 
 
 class Posterior(NamedTuple):
@@ -41,34 +43,37 @@ def bayes_loops(
     "parents" that see a child, or over the "types" of a position, whose parents compete alone if ``per_window``.
     """
     votes = votes.unsqueeze(1) if votes.ndim == 4 else votes
-    batch, _, places, types, dim = votes.shape
-    places_of = (torch.arange(places)[None] if child is None else child).tolist()
+    _, _, places, types, _ = votes.shape
+    places_of = [[*range(places)]] if child is None else child.tolist()
     images = []
-    for b in range(batch):
+    for vote, activation in zip(votes.tolist(), activations.tolist(), strict=True):
         image = _image(
-            votes[b].tolist(),
-            activations[b].tolist(),
+            vote,
+            activation,
             places_of,
-            (types, dim),
+            types,
             iterations,
             initial,
             per_window,
         )
         images.append(image)
     records = []
-    for t in range(iterations):
-        fields = [double([image[t][number] for image in images]) for number in range(6)]
-        records.append(Posterior(*fields))
+    for of_images in zip(*images, strict=True):
+        fields = zip(*of_images, strict=True)
+        records.append(Posterior(*map(double, fields)))
     return records
 
 
 def _first_couplings(child: list, types: int, initial: str, per_window: bool) -> list:
-    seen = [i for of_position in child for i in of_position]
-    r = [zeros(len(of_position), types) for of_position in child]
-    for p, of_position in enumerate(child):
-        for w, i in enumerate(of_position):
-            windows = 1 if initial == "types" or per_window else seen.count(i)
-            r[p][w] = [1 / types / windows] * types
+    windows_of = Counter(chain.from_iterable(child))
+    r = []
+    for of_position in child:
+        of_places = []
+        for i in of_position:
+            windows = 1 if initial == "types" or per_window else windows_of[i]
+            equal = 1 / types / windows
+            of_places.append([equal] * types)
+        r.append(of_places)
     return r
 
 
@@ -77,25 +82,68 @@ def _couplings(log_r: list, child: list, types: int, per_window: bool) -> list:
     positions = range(len(child))
     places = range(len(child[0]))
     r = [zeros(len(places), types) for _ in positions]
-    for p, w, j in product(positions, places, range(types)):
+    for p, w in product(positions, places):
         rivals = []
-        for q, x, k in product(positions, places, range(types)):
-            if child[q][x] == child[p][w] and (q == p or not per_window):
-                rivals.append(log_r[q][x][k])
-        r[p][w][j] = math.exp(log_r[p][w][j] - logsumexp(rivals))
+        for q, x in product(positions, places):
+            compete = q == p or not per_window
+            if compete and child[q][x] == child[p][w]:
+                rivals += log_r[q][x]
+        log_total = logsumexp(rivals)
+        for j, own in enumerate(log_r[p][w]):
+            r[p][w][j] = math.exp(own - log_total)
     return r
+
+
+class _Gaussian(NamedTuple):
+    """Factors of a parent; the priors are kappa_0 = psi_0 = 1, nu_0 = dim + 1."""
+
+    kappa: float
+    nu: float
+    pose: list[float]
+    inverse_scale: list[float]
+    log_precision: float  # E[ln |Lambda_j|]
+
+
+def _gaussian(votes: list, weights: list[float], mass: float) -> _Gaussian:
+    dim = len(votes[0])
+    kappa = 1 + mass
+    nu = dim + 1 + mass
+    pose = []
+    inverse_scale = []
+    log_precision = dim * math.log(2)
+    for h, component in enumerate(zip(*votes, strict=True)):
+        moment = 0.0
+        for weight, v in zip(weights, component, strict=True):
+            moment += weight * v
+        mu = moment / mass
+        sigma = 0.0
+        for weight, v in zip(weights, component, strict=True):
+            sigma += weight * (v - mu) ** 2
+        scale = 1 + sigma + mass / kappa * mu**2
+        pose.append(mass * mu / kappa)
+        inverse_scale.append(scale)
+        log_precision += digamma((nu - h) / 2)
+        log_precision -= math.log(scale)
+    return _Gaussian(kappa, nu, pose, inverse_scale, log_precision)
+
+
+def _log_density(vote: list, parent: _Gaussian) -> float:
+    dim = len(vote)
+    distance = dim / parent.kappa
+    for v, mean, scale in zip(vote, parent.pose, parent.inverse_scale, strict=True):
+        distance += parent.nu * (v - mean) ** 2 / scale
+    return 0.5 * (parent.log_precision - dim * LN_2PI - distance)
 
 
 def _image(
     vote: list,
     activation: list,
     child: list,
-    sizes: tuple[int, int],
+    types: int,
     iterations: int,
     initial: str,
     per_window: bool,
 ) -> list[tuple]:
-    types, dim = sizes
     positions = range(len(child))
     places = range(len(child[0]))
     records = []
@@ -108,33 +156,26 @@ def _image(
         log_r = [zeros(len(places), types) for _ in positions]
         of_positions = []
         for p in positions:
-            q = zeros(types, len(places))
+            active = [activation[i] for i in child[p]]
+            weights = zeros(types, len(places))
             for j, w in product(range(types), places):
-                q[j][w] = r[p][w][j] * activation[child[p][w]]
-            mass = [sum(q[j]) for j in range(types)]
+                weights[j][w] = r[p][w][j] * active[w]
+            masses = [sum(of_parent) for of_parent in weights]
+            alphas = [1 + mass for mass in masses]  # the prior is alpha_0 = 1
+            digamma_of_sum = digamma(sum(alphas))
             of_parents = []
-            for j in range(types):  # priors: alpha_0 = kappa_0 = psi_0 = 1, nu_0 = dim + 1
-                alpha = 1 + mass[j]
-                kappa = 1 + mass[j]
-                nu = dim + 1 + mass[j]
-                pose = []
-                inverse_scale = []
-                for d in range(dim):
-                    mu = sum(q[j][w] * vote[p][w][j][d] for w in places) / mass[j]
-                    sigma = sum(q[j][w] * (vote[p][w][j][d] - mu) ** 2 for w in places)
-                    pose.append(mass[j] * mu / kappa)
-                    inverse_scale.append(1 + sigma + mass[j] / kappa * mu**2)
-                e_lambda = dim * math.log(2) - sum(math.log(each) for each in inverse_scale)
-                e_lambda += sum(digamma((nu - h) / 2) for h in range(dim))
-                e_pi = digamma(alpha) - digamma(sum(1 + each for each in mass))
+            for j, mass in enumerate(masses):
+                votes = [vote[p][w][j] for w in places]
+                parent = _gaussian(votes, weights[j], mass)
+                log_share = digamma(alphas[j]) - digamma_of_sum
                 for w in places:
-                    distance = 0.0
-                    for d in range(dim):
-                        distance += (vote[p][w][j][d] - pose[d]) ** 2 / inverse_scale[d]
-                    log_density = 0.5 * e_lambda - 0.5 * dim * math.log(2 * math.pi)
-                    log_r[p][w][j] = e_pi + log_density - 0.5 * (dim / kappa + nu * distance)
-                entropy = 0.5 * dim * math.log(2 * math.pi * math.e) - 0.5 * e_lambda
-                of_parents.append((mass[j], pose, e_lambda, e_pi, -math.exp(e_pi) * entropy))
+                    density = _log_density(votes[w], parent)
+                    log_r[p][w][j] = log_share + density
+                dim = len(parent.pose)
+                entropy = 0.5 * (dim * (LN_2PI + 1) - parent.log_precision)
+                logit = -math.exp(log_share) * entropy
+                fields = mass, parent.pose, parent.log_precision, log_share, logit
+                of_parents.append(fields)
             of_positions.append(list(zip(*of_parents, strict=True)))
         records.append((r, *zip(*of_positions, strict=True)))
     return records
@@ -143,9 +184,12 @@ def _image(
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
     """With running statistics, as in evaluation mode."""
     iterations = module.options["iterations"]
-    last = bayes_loops(votes.detach(), activations.detach(), iterations=iterations)[-1]
-    poses = by_statistics(module.pose_norm, last.poses[:, 0].transpose(1, 2)).transpose(1, 2)
-    return poses, by_statistics(module.logit_norm, last.logits[:, 0]).sigmoid()
+    records = bayes_loops(votes.detach(), activations.detach(), iterations=iterations)
+    poses = records[-1].poses[:, 0]
+    logits = records[-1].logits[:, 0]
+    normalised_poses = by_statistics(module.pose_norm, poses.transpose(1, 2))
+    normalised_logits = by_statistics(module.logit_norm, logits)
+    return normalised_poses.transpose(1, 2), normalised_logits.sigmoid()
 
 
 REFERENCE = Reference(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, einsum, nn
 
 OnIteration = Callable[[SimpleNamespace], None]
+LN_2PI = math.log(2 * math.pi)
 
 
 def check_catches(check: Callable[..., None], mistake: Any, *right: Any) -> None:
@@ -24,9 +25,19 @@ def check_catches(check: Callable[..., None], mistake: Any, *right: Any) -> None
         check(mistake)
 
 
+def guarded_norm(vectors: Tensor) -> Tensor:
+    squared = vectors.square().sum(-1, keepdim=True)
+    return (squared + 1e-8).sqrt()
+
+
 def squash(s: Tensor) -> Tensor:
-    squared = (s**2).sum(dim=-1, keepdim=True)
-    return squared / (1 + squared) * s / torch.sqrt(squared + 1e-8)
+    squared = s.square().sum(-1, keepdim=True)
+    direction = s / guarded_norm(s)
+    return squared / (1 + squared) * direction
+
+
+def sum_over_children(weights: Tensor, votes: Tensor) -> Tensor:
+    return einsum("bij,bijd->bjd", weights, votes)
 
 
 # ---------------------------------------------------------------------------------------------- dynamic routing
@@ -45,7 +56,7 @@ class Right(nn.Module):
         return votes.new_zeros(votes.shape[:3])
 
     def agreement(self, votes: Tensor, poses: Tensor) -> Tensor:
-        return (votes * poses[:, None]).sum(-1)
+        return einsum("bijd,bjd->bij", votes, poses)
 
     def remember(self, logits: Tensor) -> None:
         pass
@@ -56,9 +67,10 @@ class Right(nn.Module):
     def forward(self, votes: Tensor, *, on_iteration: OnIteration | None = None) -> Tensor:
         logits = self.initial_logits(votes)
         for iteration in range(3):
-            couplings = logits.softmax(self.softmax_dim).expand(votes.shape[:3])
-            total = (couplings[..., None] * votes).sum(1) + self.bias
-            poses = self.squash(total)
+            shares = logits.softmax(self.softmax_dim)
+            couplings = shares.expand(votes.shape[:3])
+            total = sum_over_children(couplings, votes)
+            poses = self.squash(total + self.bias)
             logits = logits + self.agreement(votes, poses)
             if on_iteration is not None:
                 trace = SimpleNamespace(iteration=iteration, couplings=couplings, poses=poses)
@@ -80,7 +92,8 @@ class LogitsSharedOverBatch(Right):
         return votes.new_zeros(1, *votes.shape[1:3])
 
     def agreement(self, votes: Tensor, poses: Tensor) -> Tensor:
-        return super().agreement(votes, poses).mean(0, keepdim=True)
+        of_images = super().agreement(votes, poses)
+        return of_images.mean(0, keepdim=True)
 
 
 class LogitsKeptBetweenCalls(Right):
@@ -102,7 +115,8 @@ class TransposedParents(Right):
 
     def forward(self, votes: Tensor, *, on_iteration: OnIteration | None = None) -> Tensor:
         batch, child, parent, dim = votes.shape
-        mixed = votes.reshape(batch, child, dim, parent).transpose(2, 3)
+        read = votes.reshape(batch, child, dim, parent)
+        mixed = read.transpose(2, 3)
         return super().forward(mixed, on_iteration=on_iteration)
 
 
@@ -110,8 +124,9 @@ class DeadGradient(Right):
     """Routes on ``votes.data`` throughout: right values, and no gradient reaches the layers below."""
 
     def forward(self, votes: Tensor, *, on_iteration: OnIteration | None = None) -> Tensor:
-        dead = super().forward(votes.data, on_iteration=on_iteration).data
-        return dead + 0 * votes.sum() + 0 * self.bias
+        poses = super().forward(votes.data, on_iteration=on_iteration)
+        connected = votes.sum() + self.bias
+        return poses.data + 0 * connected
 
 
 class UnguardedSquash(Right):
@@ -123,7 +138,8 @@ class UnguardedSquash(Right):
 
     def squash(self, total: Tensor) -> Tensor:
         norm = total.norm(dim=-1, keepdim=True)
-        return norm**2 / (1 + norm**2) * total / norm
+        squared = norm**2
+        return squared / (1 + squared) * total / norm
 
 
 def pixelwise_grouping(features: Tensor, dim: int = 8) -> Tensor:
@@ -139,19 +155,23 @@ def self_routing(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Te
     couplings = logits.softmax(2)
     total = activations.sum(1, keepdim=True)
     equal = 1 / activations.shape[1]
-    share = torch.where(total > 0, activations / total.clamp_min(1e-12), equal)
+    share = activations / total.clamp_min(1e-12)
+    share = torch.where(total > 0, share, equal)
     assigned = couplings * share.unsqueeze(2)
     mass = assigned.sum(1)
-    sums = einsum("bij,bijd->bjd", assigned, votes)
-    return sums / mass.clamp_min(1e-12).unsqueeze(2), mass
+    divisor = mass.clamp_min(1e-12)
+    poses = sum_over_children(assigned, votes) / divisor.unsqueeze(2)
+    return poses, mass
 
 
 def unguarded(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
     """Divides by the sum of activations and by a parent's mass without a guard (official code)."""
-    assigned = logits.softmax(2) * activations.unsqueeze(2)
+    couplings = logits.softmax(2)
+    assigned = couplings * activations.unsqueeze(2)
     mass = assigned.sum(1)
-    poses = einsum("bij,bijd->bjd", assigned / mass.unsqueeze(1), votes)
-    return poses, mass / activations.sum(1, keepdim=True)
+    shares = assigned / mass.unsqueeze(1)
+    total = activations.sum(1, keepdim=True)
+    return sum_over_children(shares, votes), mass / total
 
 
 # ------------------------------------------------------------------------- self-attention routing (Mazzia 2021)
@@ -160,8 +180,11 @@ def unguarded(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tenso
 def official_squash(total: Tensor) -> Tensor:
     """The official squash: it adds 1e-20 to a norm of 0, whose gradient is 0 / 0."""
     # TensorFlow's norm; torch's has a gradient of 0 there
-    norm = total.square().sum(-1, keepdim=True).sqrt()
-    return (1 - 1 / (norm.exp() + 1e-20)) * (total / (norm + 1e-20))
+    squared = total.square().sum(-1, keepdim=True)
+    norm = squared.sqrt()
+    length = 1 - 1 / (norm.exp() + 1e-20)
+    direction = total / (norm + 1e-20)
+    return length * direction
 
 
 def children_by_children(votes: Tensor, competing: int = 1) -> Tensor:
@@ -171,8 +194,9 @@ def children_by_children(votes: Tensor, competing: int = 1) -> Tensor:
     logits = products.sum(3) / math.sqrt(votes.shape[3])
     couplings = logits.softmax(competing)  # [b j i]
     total = einsum("bji,bijd->bjd", couplings, votes)
-    norm = (total.square().sum(2, keepdim=True) + 1e-8).sqrt()
-    return (1 - torch.exp(-norm)) * total / norm
+    norm = guarded_norm(total)
+    length = 1 - torch.exp(-norm)
+    return length * total / norm
 
 
 def softmax_over_children(votes: Tensor) -> Tensor:
@@ -185,7 +209,8 @@ def softmax_over_children(votes: Tensor) -> Tensor:
 
 def windows(poses: Tensor, kernel: int, stride: int) -> Tensor:
     """The correct version: poses ``(b, y, x, type, d)`` to those of windows, ``(b, y', x', ky, kx, type, d)``."""
-    found = poses.unfold(1, kernel, stride).unfold(2, kernel, stride)
+    rows = poses.unfold(1, kernel, stride)
+    found = rows.unfold(2, kernel, stride)
     return found.permute(0, 1, 2, 5, 6, 3, 4)
 
 
@@ -200,18 +225,20 @@ def scrambled_windows(poses: Tensor, kernel: int, stride: int) -> Tensor:
 
 def scaled_distances(votes: Tensor, lengths: Tensor, *, over_batch: bool) -> Tensor:
     """Three iterations with a bias of 0.1; wrong only if the scale is the mean of a batch."""
-    size = (votes.square().sum(-1) + 1e-8).sqrt()
-    factors = (lengths[..., None] / size).clamp(max=1)
-    votes = votes * factors[..., None]
-    log_odds = math.log(0.9 * (votes.shape[2] - 1) / 0.1)
+    factors = lengths[..., None, None] / guarded_norm(votes)
+    votes = votes * factors.clamp(max=1)
+    other_parents = votes.shape[2] - 1
+    log_odds = math.log(0.9 * other_parents / 0.1)
+    averaged = (0, 1, 2) if over_batch else (1, 2)
     logits = votes.new_zeros(votes.shape[:3])
     for _ in range(3):
         couplings = logits.softmax(2)
-        poses = squash((couplings[..., None] * votes).sum(1) + 0.1)
+        total = sum_over_children(couplings, votes)
+        poses = squash(total + 0.1)
         differences = poses[:, None] - votes
-        distances = (differences.square().sum(-1) + 1e-8).sqrt()
-        mean = distances.mean() if over_batch else distances.mean((1, 2), keepdim=True)
-        logits = log_odds / (-0.5 * mean) * distances
+        distances = guarded_norm(differences).squeeze(-1)
+        half_of_mean = 0.5 * distances.mean(averaged, keepdim=True)
+        logits = -log_odds * distances / half_of_mean
     return poses
 
 
@@ -222,16 +249,19 @@ class Bayes:
     """Three iterations of the procedure: ``route(votes, activations (b, i), on_iteration=None) -> poses``."""
 
     def mean(self, assigned: Tensor, votes: Tensor, mass: Tensor) -> Tensor:
-        return einsum("bij,bijd->bjd", assigned, votes) / mass.clamp_min(1e-300).unsqueeze(2)
+        divisor = mass.clamp_min(1e-300)
+        return sum_over_children(assigned, votes) / divisor.unsqueeze(2)
 
     def couplings(self, log_density: Tensor, log_share: Tensor) -> Tensor:
-        return (log_share.unsqueeze(1) + log_density).softmax(2)
+        log_joint = log_share.unsqueeze(1) + log_density
+        return log_joint.softmax(2)
 
     def __call__(
         self, votes: Tensor, activations: Tensor, on_iteration: OnIteration | None = None
     ) -> Tensor:
-        dim = votes.shape[3]
-        r = torch.full_like(votes[..., 0], 1 / votes.shape[2])
+        *grid, parents, dim = votes.shape
+        r = votes.new_full((*grid, parents), 1 / parents)
+        components = torch.arange(dim)
         for iteration in range(3):
             assigned = r * activations.unsqueeze(2)
             mass = assigned.sum(1)
@@ -240,19 +270,23 @@ class Bayes:
             mu = self.mean(assigned, votes, mass)
             shrinkage = (mass / kappa).unsqueeze(2)
             poses = shrinkage * mu
-            squares = (votes - mu.unsqueeze(1)).square()
-            sigma = einsum("bij,bijd->bjd", assigned, squares)
+            differences = votes - mu.unsqueeze(1)
+            sigma = sum_over_children(assigned, differences.square())
             inverse_scale = 1 + sigma + shrinkage * mu.square()
-            log_share = (1 + mass).digamma() - (1 + mass).sum(1, keepdim=True).digamma()
-            degrees = (nu.unsqueeze(2) - torch.arange(dim)) / 2
-            log_precision = (degrees.digamma() + math.log(2) - inverse_scale.log()).sum(2)
+            alpha = 1 + mass
+            alpha_of_all = alpha.sum(1, keepdim=True)
+            log_share = alpha.digamma() - alpha_of_all.digamma()
+            degrees = (nu.unsqueeze(2) - components) / 2
+            log_precisions = degrees.digamma() + math.log(2) - inverse_scale.log()
+            log_precision = log_precisions.sum(2)
             if on_iteration is not None:
                 trace = SimpleNamespace(iteration=iteration, couplings=r, poses=poses)
                 on_iteration(trace)
-            squares = (votes - poses.unsqueeze(1)).square()
-            distance = (squares / inverse_scale.unsqueeze(1)).sum(3)
-            log_height = 0.5 * (log_precision - dim * math.log(2 * math.pi) - dim / kappa)
-            log_density = log_height.unsqueeze(1) - 0.5 * nu.unsqueeze(1) * distance
+            differences = votes - poses.unsqueeze(1)
+            distances = differences.square() / inverse_scale.unsqueeze(1)
+            distance = nu.unsqueeze(1) * distances.sum(3)
+            log_height = log_precision - dim * LN_2PI - dim / kappa
+            log_density = 0.5 * (log_height.unsqueeze(1) - distance)
             r = self.couplings(log_density, log_share)
         return poses
 
@@ -261,8 +295,10 @@ class ClampedDensities(Bayes):
     """Densities are not divided by their maximum and their sum is clamped to 1e-11: 16 components underflow."""
 
     def couplings(self, log_density: Tensor, log_share: Tensor) -> Tensor:
-        joint = (log_share.unsqueeze(1) + log_density).exp()
-        return joint / joint.sum(2, keepdim=True).clamp_min(1e-11)
+        log_joint = log_share.unsqueeze(1) + log_density
+        joint = log_joint.exp()
+        total = joint.sum(2, keepdim=True)
+        return joint / total.clamp_min(1e-11)
 
 
 class ShareInTheSumOnly(Bayes):
@@ -270,14 +306,15 @@ class ShareInTheSumOnly(Bayes):
 
     def couplings(self, log_density: Tensor, log_share: Tensor) -> Tensor:
         log_joint = log_share.unsqueeze(1) + log_density
-        return (log_density - log_joint.logsumexp(2, keepdim=True)).exp()
+        log_total = log_joint.logsumexp(2, keepdim=True)
+        return (log_density - log_total).exp()
 
 
 class DividedByMass(Bayes):
     """The mean is divided by the mass without a prior, which is 0 if no child is active."""
 
     def mean(self, assigned: Tensor, votes: Tensor, mass: Tensor) -> Tensor:
-        return einsum("bij,bijd->bjd", assigned, votes) / mass.unsqueeze(2)
+        return sum_over_children(assigned, votes) / mass.unsqueeze(2)
 
 
 class DeadBetas(nn.Module):
@@ -290,4 +327,5 @@ class DeadBetas(nn.Module):
         self.norm = nn.BatchNorm1d(parents, affine=False)
 
     def forward(self, logits: Tensor) -> Tensor:
-        return self.norm(self.beta_a + logits - self.beta_u).sigmoid()
+        shifted = self.beta_a + logits - self.beta_u
+        return self.norm(shifted).sigmoid()

@@ -88,7 +88,8 @@ def test_convolutional_layer_gives_golden_numbers(row: golden.ConvGolden) -> Non
     masses = []
     logits = []
     for trace in traces:
-        mass = (trace.couplings[0, :, 0] * seen).sum() + 1e-7
+        assigned = trace.couplings[0, :, 0] * seen
+        mass = assigned.sum() + 1e-7
         masses.append(mass)
         logit = trace.logits[0, 0]
         logits.append(logit)
@@ -104,10 +105,11 @@ def test_convolutional_layer_gives_golden_numbers(row: golden.ConvGolden) -> Non
 
 @pytest.mark.parametrize("row", golden.CLASS, ids=lambda row: row.name)
 def test_class_layer_gives_golden_numbers(row: golden.ClassGolden) -> None:
+    offsets = golden.class_offsets().permute(1, 2, 0)
     options: Any = {
         "rows": 4,
         "routing": routing_of(row, mass_eps=1e-5),
-        "coordinates": golden.class_offsets().permute(1, 2, 0).flatten(0, 1),
+        "coordinates": offsets.flatten(0, 1),
     }
     layer = ClassCapsules(4, 3, 16, 4, 16, **options)
     weight = bridge.as_class_weight(golden.class_weight())
@@ -211,8 +213,8 @@ def test_standardised_logits_equal_numbers_by_hand() -> None:
     given = masses, log_variances, beta_u, beta_a
     logits = activation_logit("standardised", *given, dim=2, min_variance=0.1)
     one = 1 / (1 + 1e-4)  # 1e-4 is added to the standard deviation
-    expected = double(0.25 + one, 0.5 - one)[None]
-    assert_close(logits, expected)
+    expected = double(0.25 + one, 0.5 - one)
+    assert_close(logits, expected[None])
 
 
 @pytest.mark.parametrize("parents", [2, 5, 10, 32])
@@ -256,8 +258,8 @@ def test_activations_are_more_sensitive_to_votes_in_later_iterations(
         }
         parents = em_routing(spread * votes, activations, zero, zero, **options)
         of_loops = in_terms_of_the_loops({**options, "mass_eps": 1e-7})
-        expected = dense_em_loops(votes, activations, zero, zero, **of_loops)[-1]
-        exact(parents.activations.detach(), expected.activations)
+        records = dense_em_loops(votes, activations, zero, zero, **of_loops)
+        exact(parents.activations.detach(), records[-1].activations)
         (to_spread,) = torch.autograd.grad(parents.activations[0, 0], spread)
         slopes.append(to_spread.abs().item())
     relative_steps = [step / steps[0] for step in steps]
@@ -336,7 +338,9 @@ class Package:
         children = bridge.as_children(poses), bridge.as_children(activations)
         parents = layer(*children)
         grid = layer.windows.grid
-        return bridge.as_grid(parents.poses, grid), bridge.as_grid(parents.activations, grid)
+        parent_poses = bridge.as_grid(parents.poses, grid)
+        parent_activations = bridge.as_grid(parents.activations, grid)
+        return parent_poses, parent_activations
 
 
 class InWindows:
@@ -353,7 +357,8 @@ class InWindows:
             normalisation=self.normalisation,
             inverse_temperatures=wrong.INVERSE_TEMPERATURES,
         )
-        return records[-1].poses, records[-1].activations
+        last = records[-1]
+        return last.poses, last.activations
 
 
 def betas() -> tuple[Tensor, Tensor]:
@@ -511,5 +516,6 @@ def test_poses_of_dynamic_routing_nearly_follow_scales() -> None:
     votes, _ = example()
     poses, activations, _ = routed(dynamic_routing, votes)
     longer_poses, of_longer, _ = routed(dynamic_routing, 2 * votes)
-    assert torch.cosine_similarity(poses, longer_poses, dim=2).min() > 0.9
+    similarities = torch.cosine_similarity(poses, longer_poses, dim=2)
+    assert similarities.min() > 0.9
     assert (of_longer > activations).all()

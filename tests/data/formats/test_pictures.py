@@ -28,14 +28,22 @@ def seven(paper: int = 255, ink: int = 0, size: tuple[int, int] = (200, 260)) ->
 
 def transparent(ink: int) -> Image.Image:
     mask = seven(0, 255)
-    return Image.merge("LA", [Image.new("L", mask.size, ink), mask])
+    brightness = Image.new("L", mask.size, ink)
+    return Image.merge("LA", [brightness, mask])
 
 
 def shaded() -> Image.Image:
     """Dark ink; the paper is grey at the left and light at the right."""
     values = np.asarray(seven(), dtype=float) / 255
-    paper = np.linspace(110, 250, values.shape[1])
-    return Image.fromarray((values * paper).astype(np.uint8))
+    _, width = values.shape
+    paper = np.linspace(110, 250, width)
+    pixels = values * paper
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def of_sixteen_bits() -> Image.Image:
+    pixels = np.asarray(seven(), dtype=np.uint16)
+    return Image.fromarray(100 * pixels + 3000)
 
 
 def speckled() -> Image.Image:
@@ -49,7 +57,7 @@ SAME = {
     "grey paper": seven(90, 20),
     "colour": seven().convert("RGB"),
     "palette": seven().convert("P"),
-    "16 bit": Image.fromarray(np.asarray(seven(), dtype=np.uint16) * 100 + 3000),
+    "16 bit": of_sixteen_bits(),
     "transparent, dark": transparent(0),
     "transparent, light": transparent(255),
     "shaded": shaded(),
@@ -58,13 +66,16 @@ SAME = {
 
 
 def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
-    pixels = torch.stack([one.flatten(), other.flatten()]).float()
-    return float(torch.corrcoef(pixels)[0, 1])
+    pixels = torch.stack([one.flatten(), other.flatten()])
+    correlations = torch.corrcoef(pixels.float())
+    return correlations[0, 1].item()
 
 
 @pytest.mark.parametrize("kind", SAME)
 def test_a_digit_is_the_same_in_every_kind_of_picture(kind: str) -> None:
-    assert correlation(as_digit(SAME[kind]), as_digit(seven())) > 0.97
+    found = as_digit(SAME[kind])
+    expected = as_digit(seven())
+    assert correlation(found, expected) > 0.97
 
 
 def test_a_digit_fills_the_box_of_mnist() -> None:
@@ -76,10 +87,10 @@ def test_a_digit_fills_the_box_of_mnist() -> None:
     assert digit.max() == 255
     positions = torch.arange(28).double()
     shares = digit / digit.sum()
-    centre_down = float(shares.sum(1) @ positions)
-    centre_right = float(shares.sum(0) @ positions)
-    assert centre_down == pytest.approx(13.5, abs=0.51)
-    assert centre_right == pytest.approx(13.5, abs=0.51)
+    centre_down = shares.sum(1) @ positions
+    centre_right = shares.sum(0) @ positions
+    assert centre_down.item() == pytest.approx(13.5, abs=0.51)
+    assert centre_right.item() == pytest.approx(13.5, abs=0.51)
 
 
 def test_a_given_polarity_is_used() -> None:
@@ -228,7 +239,8 @@ def test_numbers_of_16_bits_and_more_are_scaled_by_their_range(tmp_path: Path, n
     file.write_bytes(RIGHT[name])
     picture = opaque(open_picture(file))
     values = np.asarray(picture).ravel()
-    np.testing.assert_allclose(values, np.linspace(0, 255, 64), atol=1, rtol=0)
+    expected = np.linspace(0, 255, 64)
+    np.testing.assert_allclose(values, expected, atol=1, rtol=0)
 
 
 def test_transparent_value_of_16_bits_is_refused(tmp_path: Path) -> None:
@@ -244,12 +256,14 @@ def test_transparent_value_of_16_bits_is_refused(tmp_path: Path) -> None:
     ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "F", "I"],
 )
 def test_every_mode_is_converted(mode: str) -> None:
-    assert opaque(Image.new(mode, (4, 4))).mode in ("L", "RGB")
+    picture = Image.new(mode, (4, 4))
+    assert opaque(picture).mode in ("L", "RGB")
 
 
 def test_mode_that_pillow_cannot_convert_is_one_sentence() -> None:
+    picture = Image.new("La", (4, 4))
     with pytest.raises(DataError, match="conversion from La to L not supported"):
-        opaque(Image.new("La", (4, 4)))
+        opaque(picture)
 
 
 @pytest.mark.parametrize("ending", ["gif", "tiff", "webp", "png"])
@@ -279,11 +293,13 @@ def test_picture_of_one_frame_gives_no_warning(
 def test_large_jpeg_is_reduced_while_it_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seven(size=(400, 400)).save(tmp_path / "a.jpg")
+    file = tmp_path / "a.jpg"
+    large = seven(size=(400, 400))
+    large.save(file)
     monkeypatch.setattr(pictures, "MOST_PIXELS", 50_000)
-    assert open_picture(tmp_path / "a.jpg", 28).size == (100, 100)
+    assert open_picture(file, 28).size == (100, 100)
     with pytest.raises(DataError, match="expected at most 0 million"):
-        open_picture(tmp_path / "a.jpg")
+        open_picture(file)
 
 
 def snake(size: int) -> np.ndarray:
@@ -298,7 +314,8 @@ def masks() -> list[np.ndarray]:
     """Random pixels, of which more and more are set; a long stroke; an empty picture."""
     drawn = []
     for seed in range(1, 10):
-        numbers = np.random.default_rng(seed).random((25, 40))
+        generator = np.random.default_rng(seed)
+        numbers = generator.random((25, 40))
         drawn.append(numbers < seed / 10)
     return [*drawn, snake(60), np.zeros((3, 4), dtype=bool)]
 
@@ -312,4 +329,5 @@ def test_strokes_are_those_of_scipy(mask: np.ndarray) -> None:
     for numbers in pairs:
         assert len(np.unique(numbers)) == len(numbers), "each stroke is one of scipy's"
     assert np.array_equal(strokes > 0, mask)
-    assert np.array_equal(dilated(mask), ndimage.binary_dilation(mask))
+    expected_dilation = ndimage.binary_dilation(mask)
+    assert np.array_equal(dilated(mask), expected_dilation)
