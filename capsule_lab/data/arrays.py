@@ -304,7 +304,8 @@ class ArraysDataModule(AbstractOwnPictures):
     each image; or the names of Keras, ``x_train``, ``y_train``, ``x_test``, ``y_test``, ``x_val`` and ``y_val``. Images
     are ``(n, height, width)``, or have 1, 2 or 3 channels as second or last axis. Labels are whole numbers, text, or
     rows with a single 1; the classes are the different labels, sorted. With any other rows of 0 and 1, images have any
-    number of labels, and the classes are the columns. The constructor reads no files; ``spec`` reads headers and labels.
+    number of labels, and the classes are the columns. The constructor reads no files; ``spec`` reads headers and
+    labels.
 
     Args:
         path: the file. A ``.npy`` file has the images.
