@@ -24,7 +24,7 @@ from capsule_lab.analysis.reconstructions import (
     select_images,
 )
 from capsule_lab.analysis.segmentation import segmentation_sheet
-from capsule_lab.errors import check_number
+from capsule_lab.errors import InterruptError, PauseError, check_number
 from capsule_lab.networks import Reconstructs, reconstructs
 from capsule_lab.runs.files import save_figure
 from capsule_lab.runs.results import short_name
@@ -60,6 +60,14 @@ class ValidationFigures(Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for name in [*self.waiting]:
             self._draw_waiting(name)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        if isinstance(
+            exception, InterruptError | PauseError
+        ):  # of any other, drawing may fail, too
+            self.on_train_end(trainer, pl_module)
 
 
 class Reconstructions(ValidationFigures):

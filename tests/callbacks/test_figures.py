@@ -13,6 +13,7 @@ from capsule_lab.analysis.axes import show_dollar_signs
 from capsule_lab.callbacks import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks import figures as figures_module
 from capsule_lab.callbacks.figures import confusion_figure, show_figure
+from capsule_lab.errors import InterruptError, PauseError
 from capsule_lab.runs.files import save_figure
 from capsule_lab.types import Batch, CapsuleOutput, DataSpec
 from tests.helpers.fakes import FakeCapsNet, captions, fake_output
@@ -150,50 +151,58 @@ def test_confusion_is_of_the_first_set_and_of_single_labels(
 
 
 class Clock:
-    """Seconds that pass when a figure is drawn, and when a test says so."""
+    """Seconds of a run in which a figure takes half a second, and the steps at which figures are drawn."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.drawn: list[int] = []
+        self.times: list[float] = []
 
     def monotonic(self) -> float:
         return self.now
 
+    def show(self, trainer: Any, name: str, figure: Figure, step: int) -> None:
+        self.now += 0.5
+        self.drawn.append(step)
+        self.times.append(self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(figures_module, "time", clock)
+    monkeypatch.setattr(figures_module, "show_figure", clock.show)
+    return clock
+
+
+def validate(callback: ConfusionMatrix, module: Any, run: Any, clock: Clock) -> None:
+    """A validation after a tenth of a second."""
+    clock.now += 0.1
+    callback.on_validation_batch_end(run, module, {"output": ONE}, batch_of(two=False), 0)
+    callback.on_validation_epoch_end(run, module)
+
 
 def test_a_figure_is_drawn_first_last_and_in_a_twentieth_of_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: Clock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr("capsule_lab.callbacks.figures.time", clock)
-    shown: list[tuple[str, int, float]] = []
-
-    def show(trainer: Any, name: str, figure: Figure, step: int) -> None:
-        clock.now += 0.5
-        shown.append((name, step, clock.now))
-
-    monkeypatch.setattr("capsule_lab.callbacks.figures.show_figure", show)
     callback, module = ConfusionMatrix(), lit(ONE)
-    for step in range(1, 301):  # validations, one in each 0.1 seconds
-        clock.now += 0.1
-        run = trainer(tmp_path, global_step=step)
-        outputs = {"output": ONE}
-        callback.on_validation_batch_end(run, module, outputs, batch_of(two=False), 0)
-        callback.on_validation_epoch_end(run, module)
+    for step in range(1, 301):
+        validate(callback, module, trainer(tmp_path, global_step=step), clock)
+    run = trainer(tmp_path, global_step=300)
     callback.on_train_end(run, module)
-    names, steps, times = zip(*shown, strict=True)
-    assert {*names} == {"val/confusion"}
-    assert steps[0] == 1
-    assert steps[-1] == 300
-    between = np.diff(times[:-1])
+    assert clock.drawn[0] == 1
+    assert clock.drawn[-1] == 300
+    between = np.diff(clock.times[:-1])
     assert min(between) >= 0.5 / 0.05
-    assert len(shown) == 5
+    assert len(clock.drawn) == 5
     callback.on_train_end(run, module)
-    assert len(shown) == 5, "what does not wait is not drawn again"
+    assert len(clock.drawn) == 5, "what does not wait is not drawn again"
 
 
 def test_figures_that_wait_show_the_network_of_their_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capsule_lab.callbacks.figures.time", Clock())
+    monkeypatch.setattr(figures_module, "time", Clock())
     callback, module = Reconstructions(images=3), lit(ONE)
     for step in (1, 2):
         run = trainer(tmp_path, global_step=step)
@@ -213,6 +222,22 @@ def test_figures_that_wait_show_the_network_of_their_validation(
     callback.on_train_end(trainer(tmp_path, global_step=9), module)
     assert shown == [1]  # steps in loggers count from 0
     assert (tmp_path / "figures" / "val_reconstructions.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(PauseError(), [1, 3]), (InterruptError("stopped", 15), [1, 3]), (RuntimeError(), [1])],
+    ids=["pause", "signal", "failure"],
+)
+def test_the_last_figure_is_drawn_when_a_run_pauses_or_is_interrupted(
+    tmp_path: Path, clock: Clock, error: BaseException, expected: list[int]
+) -> None:
+    callback, module = ConfusionMatrix(), lit(ONE)
+    for step in (1, 2, 3):
+        run = trainer(tmp_path, global_step=step)
+        validate(callback, module, run, clock)
+    callback.on_exception(run, module, error)
+    assert clock.drawn == expected
 
 
 def test_a_test_and_a_validation_outside_of_training_are_drawn_at_once(tmp_path: Path) -> None:
