@@ -265,11 +265,12 @@ class ArraySource(AbstractSource):
 
     def _as_classes(self) -> Tensor:
         """Return the class of each image, an index of the known classes or else of ``classes``; or rows of bool."""
-        if self.labels_per_image == 0:
-            return torch.from_numpy(self.labels_of_images)
+        labels = self.labels_of_images
+        if labels.ndim == 2:
+            return torch.from_numpy(labels)
         classes = self.classes if self.known is None else self.known.classes
         index_of = {name: index for index, name in enumerate(classes)}
-        values, inverse = np.unique(self.labels_of_images, return_inverse=True)
+        values, inverse = np.unique(labels, return_inverse=True)
         names = list(map(str, values.tolist()))
         unknown = [name for name in names if name not in index_of]
         if unknown:
