@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 
 from capsule_lab import runs
+from capsule_lab.analysis.axes import as_png
 from capsule_lab.commands import compose
 from capsule_lab.config.overrides import as_argument
 from capsule_studies import explorer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH = 140  # ours: characters of a table in a cell
+_DPI = 100  # ours: matplotlib's default
 
 
 class Answer(NamedTuple):
@@ -74,7 +76,5 @@ def explore(run: runs.Run, *beside: str, **options: Any) -> explorer.Page:
 
 
 def _as_image(figure: Figure) -> str:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", bbox_inches="tight")
-    encoded = base64.b64encode(content.getvalue()).decode()
+    encoded = base64.b64encode(as_png(figure, _DPI)).decode()
     return f'<img src="data:image/png;base64,{encoded}">'

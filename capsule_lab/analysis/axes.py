@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from textwrap import wrap
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -46,6 +48,18 @@ def show_dollar_signs(figure: Figure) -> None:
         shown = text.get_text()
         if "$" in shown and not shown.startswith(_OF_MATPLOTLIB):
             text.set_parse_math(False)
+
+
+def as_png(figure: Figure, dpi: int) -> bytes:
+    """Return a figure as a PNG. ``savefig`` draws a figure with a layout twice, this function once."""
+    show_dollar_signs(figure)
+    figure.dpi, dpi_before = dpi, figure.dpi
+    content = io.BytesIO()
+    try:
+        FigureCanvasAgg(figure).print_png(content)
+    finally:
+        figure.dpi = dpi_before
+    return content.getvalue()
 
 
 def sequential_colours(count: int) -> list[tuple[float, float, float, float]]:

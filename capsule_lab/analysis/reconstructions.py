@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -36,8 +37,8 @@ def reconstruction_sheet(
     labels: Labels,
     *,
     names: Sequence[str] = (),
-) -> Figure:
-    """Draw two rows: the images, and the reconstructions from the predicted class's capsule.
+) -> Callable[[], Figure]:
+    """Decode the capsule of each predicted class; the returned function draws the images above these reconstructions.
 
     Captions contain label and prediction, with the ``names`` of classes, if any; wrong predictions are red. Images are
     in [0, 1], or standardised and drawn from their darkest to their brightest pixel; ``output`` is the network's.
@@ -50,7 +51,7 @@ def reconstruction_sheet(
     for pair, *pictures in zip(pairs, in_unit_range(images), decoded, strict=True):
         colour = "black" if pair[0] == pair[1] else "red"
         columns.append(Column(names_of_classes(names, pair, between), pictures, colour))
-    return picture_grid([Group("", columns)], _ROWS, note=note_on_decoder(decoded))
+    return partial(picture_grid, [Group("", columns)], _ROWS, note=note_on_decoder(decoded))
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -49,8 +50,8 @@ def overlaid_reconstructions(
 @torch.no_grad()
 def segmentation_sheet(
     network: Reconstructs, output: CapsuleOutput, images: Images, labels: Pairs
-) -> Figure:
-    """Draw two rows: the composites, in [0, 1], and the reconstructions from the two predicted classes.
+) -> Callable[[], Figure]:
+    """Decode the two predicted classes; the returned function draws the composites, in [0, 1], above them.
 
     Captions are ``L:`` the labels and ``R:`` the decoded classes, blue if they differ.
     """
@@ -58,7 +59,7 @@ def segmentation_sheet(
     cases = _cases(range(len(predictions)), predictions)
     columns = _columns(network, output, images, labels, cases)
     note = f"L: labels; R: predictions, {_COLOURS}; blue: wrong"
-    return picture_grid([Group("", columns)], _ROWS, note=note)
+    return partial(picture_grid, [Group("", columns)], _ROWS, note=note)
 
 
 @torch.no_grad()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +14,6 @@ import numpy.typing as npt
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torchmetrics.classification import MulticlassConfusionMatrix
 
@@ -23,14 +24,53 @@ from capsule_lab.analysis.reconstructions import (
     select_images,
 )
 from capsule_lab.analysis.segmentation import segmentation_sheet
-from capsule_lab.errors import check_number
+from capsule_lab.errors import InterruptError, PauseError, check_number
 from capsule_lab.networks import Reconstructs, reconstructs
 from capsule_lab.runs.files import save_figure
 from capsule_lab.runs.results import short_name
 from capsule_lab.types import Batch, CapsuleOutput
 
+_SHARE = 0.05  # ours: of the time, for each figure
 
-class Reconstructions(Callback):
+
+class ValidationFigures(Callback):
+    """Draws figures of validations: the first, the last, and others in ``_SHARE`` of the time.
+
+    Each figure replaces the one before, and to draw one takes longer than an epoch of a few steps.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Callable[[], None]] = {}
+        self.next_time: dict[str, float] = {}  # of time.monotonic
+
+    def show(self, trainer: L.Trainer, name: str, draw: Callable[[], Figure]) -> None:
+        """Show what ``draw`` returns, now or later; of several calls that wait, the last counts."""
+        step = trainer.global_step
+        self.waiting[name] = lambda: show_figure(trainer, name, draw(), step)
+        if trainer.state.fn != "fit" or time.monotonic() >= self.next_time.get(name, 0.0):
+            self._draw_waiting(name)
+
+    def _draw_waiting(self, name: str) -> None:
+        draw = self.waiting.pop(name)
+        start = time.monotonic()
+        draw()
+        end = time.monotonic()
+        self.next_time[name] = start + (end - start) / _SHARE
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for name in [*self.waiting]:
+            self._draw_waiting(name)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        if isinstance(
+            exception, InterruptError | PauseError
+        ):  # of any other, drawing may fail, too
+            self.on_train_end(trainer, pl_module)
+
+
+class Reconstructions(ValidationFigures):
     """Draws the first ``images`` of the first validation set above their reconstructions.
 
     Both reconstructions of an image with two digits are drawn, in red and green. For networks without a decoder, and
@@ -39,6 +79,7 @@ class Reconstructions(Callback):
 
     def __init__(self, images: int = 16) -> None:
         check_number("images", images, 1)
+        super().__init__()
         self.images = images
 
     def on_validation_batch_end(
@@ -56,15 +97,15 @@ class Reconstructions(Callback):
         names = cast(Any, trainer).datamodule.spec.classes  # an attribute that fit sets
         if reconstructs(network):
             output = cast(Any, pl_module).network(batch.images[: self.images])
-            figure = first_reconstructions(network, output, batch, self.images, names)
-            show_figure(trainer, "val/reconstructions", figure)
+            draw = first_reconstructions(network, output, batch, self.images, names)
+            self.show(trainer, "val/reconstructions", draw)
         ranking = getattr(outputs["output"], "ranking", None)
         has_any_number = batch.labels.dtype == torch.bool
         if ranking is None or has_any_number:
             return
         if batch.labels.ndim > 1 or not reconstructs(network):
-            figure = prediction_figure(ranking, batch.images, batch.labels, names=names)
-            show_figure(trainer, "val/predictions", figure)
+            draw = partial(prediction_figure, ranking, batch.images, batch.labels, names=names)
+            self.show(trainer, "val/predictions", draw)
 
 
 def first_reconstructions(
@@ -73,8 +114,11 @@ def first_reconstructions(
     batch: Batch,
     images: int,
     names: Sequence[str] = (),
-) -> Figure:
-    """Draw the first images of a batch above the reconstructions from their predictions; for two digits, both."""
+) -> Callable[[], Figure]:
+    """Return what draws the first images of a batch above the reconstructions from their predictions.
+
+    For two digits, both are drawn.
+    """
     batch_images, labels = batch.images[:images], batch.labels[:images]
     first = select_images(output, labels.new_tensor(range(len(labels))))
     if batch.parts is not None:
@@ -107,10 +151,10 @@ class DrawnPairs(Reconstructions):
             "drawn": drawn[: self.images],
             "second image": batch.targets[: self.images],
         }
-        show_figure(trainer, "val/pairs", image_rows(rows))
+        self.show(trainer, "val/pairs", partial(image_rows, rows))
 
 
-class ConfusionMatrix(Callback):
+class ConfusionMatrix(ValidationFigures):
     """Draws the confusion matrix of each validation and test; of several validation sets, it uses the first.
 
     There is no matrix for networks on pairs of images, nor for images with two labels, whose wrong predictions cannot
@@ -118,6 +162,7 @@ class ConfusionMatrix(Callback):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.matrix: MulticlassConfusionMatrix | None = None
 
     def _update(self, pl_module: L.LightningModule, outputs: Any, batch: Batch) -> None:
@@ -133,10 +178,9 @@ class ConfusionMatrix(Callback):
             return
         counts = self.matrix.compute()  # every process takes part
         if trainer.is_global_zero and not trainer.sanity_checking:
-            figure = Figure(figsize=(6, 6), layout="constrained")  # inches
             classes = cast(Any, trainer).datamodule.spec.classes  # an attribute that fit sets
-            _draw_counts(figure.add_subplot(), counts.cpu().numpy(), classes)
-            show_figure(trainer, f"{split}/confusion", figure)
+            draw = partial(confusion_figure, counts.cpu().numpy(), classes)
+            self.show(trainer, f"{split}/confusion", draw)
         self.matrix.reset()
 
     def on_validation_batch_end(
@@ -163,8 +207,10 @@ class ConfusionMatrix(Callback):
         self._draw(trainer, "test")
 
 
-def _draw_counts(axis: Axes, counts: npt.NDArray[np.int64], classes: Sequence[str]) -> None:
+def confusion_figure(counts: npt.NDArray[np.int64], classes: Sequence[str]) -> Figure:
     """Draw a confusion matrix, rows by true class. scikit-learn's drawing needs an import of 0.7 seconds."""
+    figure = Figure(figsize=(6, 6), layout="constrained")  # inches
+    axis = figure.add_subplot()
     axis.imshow(counts, cmap="Blues")
     for (row, column), count in np.ndenumerate(counts):
         if count:
@@ -175,20 +221,24 @@ def _draw_counts(axis: Axes, counts: npt.NDArray[np.int64], classes: Sequence[st
     axis.set(xlabel="Predicted label", ylabel="True label")
     axis.set_xticks(range(len(names)), names)
     axis.set_yticks(range(len(names)), names)
+    return figure
 
 
-def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
-    """Add a heading with run, split and data, and call ``keep_figure``; ``name`` is ``<split>/<what>``."""
+def show_figure(trainer: L.Trainer, name: str, figure: Figure, step: int) -> None:
+    """Add a heading with run, split and data, and call ``keep_figure``.
+
+    ``name`` is ``<split>/<what>``, and ``step`` the number of steps of the weights.
+    """
     directory = Path(trainer.default_root_dir)
     data = short_name(cast(Any, trainer).datamodule.provenance)
     heading = f"{directory.name}: test images of {data}"
     if name.startswith("val/"):
         heading = (
-            f"{directory.name}: validation images of {data}, drawn while training, "
-            f"at step {trainer.global_step}"
+            f"{directory.name}: validation images of {data}, drawn while training, at step {step}"
         )
     add_heading(figure, heading)
-    keep_figure(directory, trainer.loggers, name, figure, logged_step(trainer))
+    steps_since = trainer.global_step - step
+    keep_figure(directory, trainer.loggers, name, figure, logged_step(trainer) - steps_since)
 
 
 def logged_step(trainer: L.Trainer) -> int:

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from capsule_lab.callbacks.constant_answer import best_constant_loss, loss_of_constant
+from capsule_lab.errors import printable
 from capsule_lab.lit import AbstractModule
 from capsule_lab.lit.classification import AbstractClassifierModule
 from capsule_lab.metrics import constant_error, constant_labels
@@ -45,6 +46,13 @@ class Diagnosis(NamedTuple):
     text: str
 
 
+class Chance(NamedTuple):
+    """An answer that is the same for all images, as text, and its error in percent."""
+
+    answer: str
+    error: float
+
+
 class Constants(NamedTuple):
     """Losses of answers that do not depend on the image, one for each batch of a check."""
 
@@ -55,8 +63,8 @@ class Constants(NamedTuple):
 class NotLearning(Callback):
     """Warns once, after an epoch in which the learning rate was 0, or the network has not learned to classify.
 
-    The second warning requires errors as high as those of always predicting the most frequent class, and one of these
-    classification losses:
+    The second warning requires errors as high as those of always predicting the most frequent class, or labels, and one
+    of these classification losses:
 
     - one that has not fallen;
     - that of a network that ignores its input, the smallest of a constant answer for the frequencies of the labels;
@@ -153,32 +161,38 @@ class NotLearning(Callback):
         if getattr(cast(Any, trainer).datamodule, "sampling", None):
             names.remove("val/error")  # of other frequencies than the labels that are counted
         errors = [float(metrics[name]) for name in names if name in metrics]
-        chance = self._error_of_chance(trainer)
-        if not errors or not min(errors) >= _CHANCE * chance > 0:
+        chance = self._chance(trainer)
+        if not errors or not min(errors) >= _CHANCE * chance.error > 0:
             return
         diagnosis = self._diagnosis(trainer, module, losses, is_last=is_last)
         if diagnosis is None and is_long:
             diagnosis = _flat(losses)
         if diagnosis is not None:
             self._warn(
-                "not learning: after step %d the error is %.1f %% (always predicting the most frequent class: "
-                f"%.1f %%), and the classification loss {diagnosis.text}; likely causes: {_CAUSES[diagnosis.state]}",
+                "not learning: after step %d the error is %.1f %% (always predicting %s: %.1f %%), and the "
+                f"classification loss {diagnosis.text}; likely causes: {_CAUSES[diagnosis.state]}",
                 trainer.global_step,
                 min(errors),
-                chance,
+                chance.answer,
+                chance.error,
                 _learning_rate(module),
             )
 
-    def _error_of_chance(self, trainer: L.Trainer) -> float:
-        """Return the error in percent of always predicting the most frequent class, or of guessing a set of labels."""
+    def _chance(self, trainer: L.Trainer) -> Chance:
+        """Return the best answer that is the same for all images; of a fixed number of labels, any set of them."""
         assert self.labels is not None
         data = cast(Any, trainer).datamodule
         labels_per_image = data.spec.labels_per_image
         if labels_per_image == 0:
-            return constant_labels(data.sets["train"].labels)[1]
+            row, error = constant_labels(data.sets["train"].labels)
+            classes = data.spec.classes or range(data.spec.num_classes)
+            names = [printable(str(classes[label])) for label in row.nonzero().flatten().tolist()]
+            return Chance(f"the most frequent labels, {', '.join(names) or 'no label'}", error)
         if labels_per_image > 1 and getattr(data, "same_class", "never") != "only":
-            return 100 * (1 - 1 / math.comb(len(self.labels), labels_per_image))
-        return constant_error(self.labels, int(self.labels.argmax()))
+            error = 100 * (1 - 1 / math.comb(len(self.labels), labels_per_image))
+            return Chance(f"the same {labels_per_image} classes", error)
+        error = constant_error(self.labels, int(self.labels.argmax()))
+        return Chance("the most frequent class", error)
 
     def _diagnosis(
         self, trainer: L.Trainer, module: L.LightningModule, losses: Tensor, *, is_last: bool

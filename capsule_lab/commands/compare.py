@@ -21,7 +21,17 @@ from capsule_lab.system.terminal import aligned
 
 _DATA = ("provenance.name", "provenance.source", "provenance.test_images")
 _LARGEST = 200_000  # ours: bytes of a configuration; those of runs have 10 kB
-_FACTS = (*_DATA, "steps", "training_seconds", "parameters", "precision", "hardware", "commit")
+_START = ("start_from.name", "start_from.data.source")
+_FACTS = (
+    *_DATA,
+    *_START,
+    "steps",
+    "training_seconds",
+    "parameters",
+    "precision",
+    "hardware",
+    "commit",
+)
 
 
 class CompareOptions(Options):

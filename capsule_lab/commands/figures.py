@@ -182,7 +182,8 @@ def _of_images(
         yield "predictions", figure
     if not reconstructs(network):
         return
-    yield "reconstructions", first_reconstructions(network, output, batch, options.images, names)
+    draw = first_reconstructions(network, output, batch, options.images, names)
+    yield "reconstructions", draw()
     if batch.parts is None:
         figure = reconstructions.reconstruction_figure(
             network, output, batch.images, batch.labels, names=names

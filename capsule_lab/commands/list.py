@@ -152,10 +152,11 @@ def _lines(
 
 def _best(listed: Sequence[_Listed]) -> set[Path]:
     """Return the runs with the lowest validation error of their data, where there are several to choose from."""
-    errors: dict[str, dict[Path, float]] = defaultdict(dict)
+    errors: dict[tuple[str, str], dict[Path, float]] = defaultdict(dict)
     for directory, _, metrics in listed:
         if "error" in metrics.get("val", {}):
-            errors[metrics["provenance"]["name"]][directory] = metrics["val"]["error"]
+            data = (runs.results.source_of(metrics), metrics["provenance"]["name"])
+            errors[data][directory] = metrics["val"]["error"]
     return {min(group, key=group.__getitem__) for group in errors.values() if len(group) > 1}
 
 
@@ -170,6 +171,9 @@ def _row(run: _Listed, *, is_best: bool) -> list[str]:
     if is_best:
         val_error += " *"
     source = metrics.get("provenance", {}).get("source", "")
+    start = runs.results.describe_start(metrics)
+    if start:
+        source += f", {start}"
     written = datetime.fromtimestamp(_written(directory / "config.yaml"))
     is_today = written.date() == datetime.now().date()
     state = metrics.get("status") or _unfinished(directory)

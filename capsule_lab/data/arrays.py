@@ -29,6 +29,7 @@ from capsule_lab.data.formats.array_values import (
     check_axes,
     check_range,
     find_axes,
+    label_rows,
     label_values,
 )
 from capsule_lab.data.loader import Images, PixelArray, Rows
@@ -49,7 +50,7 @@ class _Set(NamedTuple):
         part: one of ``PARTS``; empty if it is to be divided.
         images: array of the images.
         axes: see ``find_axes``.
-        labels: see ``label_values``.
+        labels: see ``label_values``; or rows, see ``label_rows``.
     """
 
     part: str
@@ -62,6 +63,10 @@ class _Set(NamedTuple):
         sizes = dict(zip(self.axes, self.images.shape, strict=True))
         return (sizes.get("c", 1), sizes["h"], sizes["w"])
 
+    @property
+    def has_one_label_each(self) -> bool:
+        return self.labels.ndim == 1 or bool((self.labels.sum(1) == 1).all())
+
 
 class ArraySource(AbstractSource):
     """The images of a file of arrays; headers and labels are read first, images when they are needed.
@@ -69,6 +74,9 @@ class ArraySource(AbstractSource):
     Args:
         path: the file; ``None`` if it is not known.
         images, labels, axes, limits: see ``ArraysDataModule``.
+
+    Attributes:
+        known: specification of the data of a trained network; ``None`` if it is read from the file.
     """
 
     def __init__(
@@ -84,7 +92,7 @@ class ArraySource(AbstractSource):
         self.labels = labels
         self.axes = axes
         self.limits = limits
-        self.known: tuple[str, ...] = ()
+        self.known: DataSpec | None = None
 
     @cached_property
     def file(self) -> ArrayFile:
@@ -100,7 +108,10 @@ class ArraySource(AbstractSource):
 
     def _read_sets(self) -> Iterator[_Set]:
         for part, images, labels in self._arrays():
-            values = label_values(labels.read(), str(labels))
+            array = labels.read()
+            values = label_rows(array, str(labels))
+            if values is None:
+                values = label_values(array, str(labels))
             axes = find_axes(
                 images.shape,
                 self.axes,
@@ -155,10 +166,39 @@ class ArraySource(AbstractSource):
         return next(iter(shapes))
 
     @cached_property
+    def labels_per_image(self) -> int:
+        """1, or 0 for any number of labels: if a row of the labels has no 1 or several."""
+        if self.known is not None:
+            return self.known.labels_per_image
+        return int(all(each.has_one_label_each for each in self.sets))
+
+    @cached_property
+    def labels_of_images(self) -> Values:
+        """The label of each image, in the order of the file; with any number of labels, ``(n, class)`` bool."""
+        labels = [each.labels for each in self.sets]
+        shape: tuple[int, ...] = ()
+        if self.labels_per_image == 1:
+            for number, each in enumerate(self.sets):
+                if each.labels.ndim == 2 and each.has_one_label_each:
+                    labels[number] = each.labels.argmax(1)
+        else:
+            shape = labels[0].shape[1:] if self.known is None else (self.known.num_classes,)
+        for each, values in zip(self.sets, labels, strict=True):
+            if values.shape[1:] != shape:
+                row = f"a row of 0 and 1 for {shape[0]} classes" if shape else "one label"
+                whose = f"{self.sets[0].images.name} has" if self.known is None else "in training"
+                raise DataError(
+                    f"{each.images} has labels of shape {values.shape}; expected {row} for each image, as {whose}: "
+                    "correct the labels"
+                )
+        return np.concatenate(labels)
+
+    @cached_property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes: the different labels, sorted."""
-        values = np.concatenate([each.labels for each in self.sets])
-        classes = tuple(map(str, np.unique(values).tolist()))
+        """Names of the classes: the different labels, sorted; with any number of labels, the columns from 0."""
+        labels = self.labels_of_images
+        values = np.unique(labels) if labels.ndim == 1 else np.arange(labels.shape[1])
+        classes = tuple(map(str, values.tolist()))
         if len(classes) < 2:
             raise DataError(
                 f"{self.path} has the labels {', '.join(classes) or 'of no image'}; expected two or more classes"
@@ -221,26 +261,26 @@ class ArraySource(AbstractSource):
         wanted = ~is_test if train or not is_test.any() else is_test
         rows = np.flatnonzero(wanted)
         images = Rows(self.pixels, torch.from_numpy(rows))
-        return Images(cast(Tensor, images), self._classes_of_images()[rows])
+        return Images(cast(Tensor, images), self._as_classes()[rows])
 
-    def _classes_of_images(self) -> Tensor:
-        """Return the class of each image, an index of the known classes or else of ``classes``."""
-        classes = self.known or self.classes
+    def _as_classes(self) -> Tensor:
+        """Return the class of each image, an index of the known classes or else of ``classes``; or rows of bool."""
+        labels = self.labels_of_images
+        if labels.ndim == 2:
+            return torch.from_numpy(labels)
+        classes = self.classes if self.known is None else self.known.classes
         index_of = {name: index for index, name in enumerate(classes)}
-        labels = []
-        for each in self.sets:
-            values, inverse = np.unique(each.labels, return_inverse=True)
-            names = list(map(str, values.tolist()))
-            unknown = [name for name in names if name not in index_of]
-            if unknown:
-                shown = ", ".join(classes[:10]) + (", …" if len(classes) > 10 else "")
-                raise DataError(
-                    f"{self.path} has the label {unknown[0]}; expected one of the {len(classes)} classes of the "
-                    f"network, {shown}: rename it"
-                )
-            indices = np.array([index_of[name] for name in names], dtype=np.int64)
-            labels.append(indices[inverse])
-        return torch.from_numpy(np.concatenate(labels))
+        values, inverse = np.unique(labels, return_inverse=True)
+        names = list(map(str, values.tolist()))
+        unknown = [name for name in names if name not in index_of]
+        if unknown:
+            shown = ", ".join(classes[:10]) + (", …" if len(classes) > 10 else "")
+            raise DataError(
+                f"{self.path} has the label {unknown[0]}; expected one of the {len(classes)} classes of the "
+                f"network, {shown}: rename it"
+            )
+        indices = np.array([index_of[name] for name in names], dtype=np.int64)
+        return torch.from_numpy(indices[inverse])
 
     def provenance(self) -> dict[str, Any]:
         return {"name": f"arrays of {self.file.path.name}", **self._facts}
@@ -264,8 +304,9 @@ class ArraysDataModule(AbstractOwnPictures):
     The file has ``images`` and ``labels``, optionally ``groups`` and ``split`` with ``train``, ``val`` or ``test`` for
     each image; or the names of Keras, ``x_train``, ``y_train``, ``x_test``, ``y_test``, ``x_val`` and ``y_val``. Images
     are ``(n, height, width)``, or have 1, 2 or 3 channels as second or last axis. Labels are whole numbers, text, or
-    rows with a single 1; the classes are the different labels, sorted. The constructor reads no files; ``spec`` reads
-    headers and labels.
+    rows with a single 1; the classes are the different labels, sorted. With any other rows of 0 and 1, images have any
+    number of labels, and the classes are the columns. The constructor reads no files; ``spec`` reads headers and
+    labels.
 
     Args:
         path: the file. A ``.npy`` file has the images.
@@ -302,12 +343,21 @@ class ArraysDataModule(AbstractOwnPictures):
     def spec(self) -> DataSpec:
         if self._spec is None:
             source = self.real_source
-            self.use_spec(DataSpec(source.image_shape, len(source.classes), source.classes))
+            spec = DataSpec(
+                source.image_shape,
+                len(source.classes),
+                source.classes,
+                labels_per_image=source.labels_per_image,
+            )
+            self._use(spec)
         return cast(DataSpec, self._spec)
 
     def use_spec(self, spec: DataSpec) -> None:
+        self.real_source.known = spec
+        self._use(spec)
+
+    def _use(self, spec: DataSpec) -> None:
         self._spec = spec
-        self.real_source.known = spec.classes
         channels, height, width = spec.image_shape
         try:
             self.use_size(height, width, channels)

@@ -78,6 +78,7 @@ def record_of(run: runs.Run) -> dict[str, Any]:
         "format": stored["format"],
         "version": stored["version"],
         "provenance": stored["provenance"],
+        "start_from": stored.get("start_from"),
         "spec": stored["spec"],
         "seconds": stored["seconds"],
         "val": stored["val"],

@@ -17,7 +17,7 @@ from capsule_lab.deploy.export import complete_test, record_of
 from capsule_lab.errors import RunError
 from capsule_lab.runs.directories import PUBLISHED_WEIGHTS
 from capsule_lab.runs.files import json_text, write_text
-from capsule_lab.runs.results import describe_data
+from capsule_lab.runs.results import STANDIN, describe_data, name_of_start, source_of
 from capsule_lab.statistics import interval_over_images
 from capsule_lab.system.extras import require
 
@@ -90,11 +90,11 @@ def _sections(run: runs.Run, record: dict[str, Any]) -> Iterator[str]:
     yield "## Result"
     yield _result(run, metrics)
     yield "## Training"
-    yield _as_list(_training(run, metrics))
+    yield _as_list(_training(run, record, metrics))
     yield "## Use"
     yield _use(record)
     yield "## Limits"
-    yield _as_list(_limits(run))
+    yield _as_list(_limits(run, record))
 
 
 def _result(run: runs.Run, metrics: dict[str, Any]) -> str:
@@ -116,9 +116,13 @@ def _result(run: runs.Run, metrics: dict[str, Any]) -> str:
     return f"{result}\n\nThe classes are unbalanced: {of_classes}." if of_classes else result
 
 
-def _training(run: runs.Run, metrics: dict[str, Any]) -> Iterator[str]:
+def _training(run: runs.Run, record: dict[str, Any], metrics: dict[str, Any]) -> Iterator[str]:
     parameters = sum(parameter.numel() for parameter in run.network.parameters())
     yield f"Data: {describe_data(run.provenance)}"
+    start = record["start_from"]
+    if start:
+        data = start["data"]["name"] if start["data"] else "unknown data"
+        yield f"Start: the weights {name_of_start(start)}, trained on {data}"
     yield f"Network: {type(run.network).__name__}, {parameters:,} parameters"
     if run.spec.classes:
         yield f"Classes: {', '.join(run.spec.classes)}"
@@ -151,9 +155,10 @@ def _use(record: dict[str, Any]) -> str:
     )
 
 
-def _limits(run: runs.Run) -> Iterator[str]:
-    if run.provenance.get("source") == "standin":
-        yield "It was trained on stand-in data: its error cannot be compared with published results."
+def _limits(run: runs.Run, record: dict[str, Any]) -> Iterator[str]:
+    if source_of(record) == STANDIN:
+        first = "first " if run.provenance["source"] != STANDIN else ""
+        yield f"It was {first}trained on stand-in data: its error cannot be compared with published results."
     if run.spec.labels_per_image == 1:
         yield _ONE_CLASS
     yield _SCORES

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LARGEST_RECORD = 2**24  # ours: bytes; those of runs have 10 kB
+_DPI = 120  # ours: of figures
 
 
 @contextmanager
@@ -106,11 +107,14 @@ def sha256(path: Path) -> str | None:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Save a figure; create its folder if necessary."""
-    from capsule_lab.analysis.axes import show_dollar_signs  # imports matplotlib
+    from capsule_lab.analysis.axes import as_png, show_dollar_signs  # imports matplotlib
 
     with writing(path), atomically(path) as temporary:
+        if path.suffix == ".png":
+            temporary.write_bytes(as_png(figure, _DPI))
+            return
         show_dollar_signs(figure)
-        figure.savefig(temporary, dpi=120)
+        figure.savefig(temporary, dpi=_DPI)
 
 
 @contextmanager

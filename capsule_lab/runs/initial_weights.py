@@ -15,8 +15,9 @@ from omegaconf import DictConfig
 
 from capsule_lab.config.composition import to_container
 from capsule_lab.errors import ConfigError, RunError, one_line, printable
-from capsule_lab.runs import checkpoints, directories
+from capsule_lab.runs import checkpoints, directories, ready_weights
 from capsule_lab.runs.files import sha256
+from capsule_lab.runs.results import source_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,8 +45,9 @@ class InitialWeights(NamedTuple):
     """What a network received from a ``Source``.
 
     Attributes:
-        record: for ``metrics.json`` and checkpoints: name and SHA-256 of the file, data and step of its training, and
-            the numbers of tensors ``loaded``, ``new`` in the network, and ``unused`` in the file.
+        record: for ``metrics.json`` and checkpoints: name of the weights, name and SHA-256 of the file, data and step
+            of training, and the numbers of tensors ``loaded``, ``new`` in the network, and ``unused`` in the file. The
+            source of the data is a stand-in also if that training began with weights of a stand-in.
         lines: the same for the user, with names.
     """
 
@@ -92,6 +94,7 @@ def load(config: DictConfig, network: nn.Module) -> InitialWeights:
     absent = [name for name in own if name not in source.weights]
     data = _data(source)
     record = {
+        "name": _name(str(given), source.file),
         "file": source.file.name,
         "sha256": sha256(source.file),
         "data": data,
@@ -126,6 +129,13 @@ def _read(given: str, trust: str | None, network: nn.Module) -> Source:
     return Source(file, weights, step, record)
 
 
+def _name(given: str, file: Path) -> str:
+    """Return the name of ready weights, or the file and its run or folder, without other folders of this machine."""
+    if given in ready_weights.index():
+        return given
+    return f"{directories.directory_of(file).name}/{file.name}"
+
+
 def _as_named_here(weights: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
     """Return weights with those of a trunk by their names in the network."""
     from capsule_lab.layers.trunk import Trunk  # imports torch
@@ -154,11 +164,15 @@ def _check_values(file: Path, name: str, weight: Tensor) -> None:
 
 
 def _data(source: Source) -> dict[str, str] | None:
-    """Return source and name of the data of training."""
+    """Return source and name of the data of training, with those of its own initial weights, if there were any."""
     if source.record is None:
         return None
-    provenance = source.record["provenance"]
-    return {"source": provenance["source"], "name": provenance["name"]}
+    name = source.record["provenance"]["name"]
+    start = source.record.get("start_from")
+    if start:
+        earlier = start["data"]["name"] if start["data"] else "unknown data"
+        name = f"{name}, before that on {earlier}"
+    return {"source": source_of(source.record), "name": name}
 
 
 def _listed(what: str, names: Sequence[str]) -> list[str]:

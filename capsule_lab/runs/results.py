@@ -20,6 +20,8 @@ from capsule_lab.runs.directories import config_hash
 from capsule_lab.runs.files import read_record, tail, write_record
 from capsule_lab.system.environment import is_first_process
 
+STANDIN = "standin"
+"""The source of data that replaces real data, in a provenance."""
 RESULT, STATUS, HEARTBEAT = "metrics.json", "status.json", "heartbeat.json"
 PAUSED = "paused"
 """Status of a run that reached its time limit before its last step or its test."""
@@ -54,6 +56,14 @@ _HEARTBEAT = TypeAdapter(Heartbeat)
 class _Provenance(BaseModel, strict=True):
     source: str
     name: str
+
+
+class _Start(BaseModel, strict=True):
+    """Weights with which a training began; older records have no name."""
+
+    file: str
+    name: str | None = None
+    data: _Provenance | None
 
 
 class _Check(BaseModel, strict=True):
@@ -118,6 +128,7 @@ class Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     image_counts: dict[str, Count] = {}
     classes: ClassResults = ClassResults()
     evaluation_seconds: _Seconds = 0.0
+    start_from: _Start | None = None
 
 
 class _Result(Evaluation):
@@ -355,6 +366,34 @@ def describe_data(provenance: Mapping[str, Any]) -> str:
         f", tested on {provenance['test_images']} images" if "test_images" in provenance else ""
     )
     return f"{provenance['name']}{tested}"
+
+
+def source_of(result: Mapping[str, Any]) -> str:
+    """Return the source of the data: a stand-in also if the initial weights were trained on one."""
+    start = result.get("start_from") or {}
+    data = start.get("data") or {}
+    if data.get("source") == STANDIN:
+        return STANDIN
+    return str(result["provenance"]["source"])
+
+
+def describe_start(result: Mapping[str, Any]) -> str:
+    """Describe the initial weights of a run: ``started from capsnet_mnist (real)``; empty if they were random.
+
+    Args:
+        result: of a run, or the record in its checkpoint.
+    """
+    start = result.get("start_from")
+    if not start:
+        return ""
+    source = start["data"]["source"] if start["data"] else "unknown data"
+    shown = "stand-in" if source == STANDIN else source
+    return f"started from {name_of_start(start)} ({shown})"
+
+
+def name_of_start(start: Mapping[str, Any]) -> str:
+    """Return the name of initial weights, as in the record ``start_from``."""
+    return str(start.get("name") or start["file"])
 
 
 def short_name(provenance: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from capsule_lab.errors import RunError
 from capsule_lab.runs.checkpoints import read
 from capsule_lab.runs.directories import attempts, config_hash, root
-from capsule_lab.runs.results import read_metrics, read_result
+from capsule_lab.runs.results import read_metrics, read_result, source_of
 from capsule_lab.runs.trust import plain_value
 
 FinishedRun = tuple[Path, dict[str, Any]]
@@ -67,14 +67,14 @@ def last_finished() -> Path:
 
 
 def _finished(fingerprint: str) -> list[FinishedRun]:
-    """Return all finished runs, those on real data first, the latest first."""
+    """Return all finished runs, those on real data first, the latest first; see ``results.source_of``."""
     on_real_data: list[FinishedRun] = []
     on_other_data: list[FinishedRun] = []
     for directory in attempts(fingerprint):
         result = read_result(directory, fingerprint)
         if not result:
             continue
-        if result["provenance"]["source"] == "real":
+        if source_of(result) == "real":
             on_real_data.append((directory, result))
         else:
             on_other_data.append((directory, result))

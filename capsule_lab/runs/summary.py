@@ -18,7 +18,9 @@ from capsule_lab.runs.results import (
     describe_data,
     describe_metrics,
     limits_of_test,
+    name_of_start,
     read_pause,
+    source_of,
 )
 from capsule_lab.runs.select_run import finished_run
 from capsule_lab.system.terminal import aligned, as_typed
@@ -97,16 +99,19 @@ def _training(result: Mapping[str, Any]) -> str:
 
 
 def _start(result: Mapping[str, Any]) -> list[str]:
-    """Return a line about the initial weights, if they are those of a file."""
+    """Return lines about the initial weights, if they are those of a file."""
     start = result.get("start_from")
     if not start:
         return []
-    source = start["file"]
+    source = name_of_start(start)
     if start["data"]:
         source += f" ({describe_data(start['data'])})"
     counts = f"{start['loaded']} tensors loaded, {start['new']} new"
     text = escape(f"{source}: {counts}")
-    return [f"start       {text}"]
+    lines = [f"start       {text}"]
+    if source_of(result) != result["provenance"]["source"]:
+        lines.append("            reports count the run as one on stand-in data")
+    return lines
 
 
 def _parameters(result: Mapping[str, Any]) -> str:

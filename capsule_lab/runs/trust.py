@@ -50,7 +50,11 @@ _RECORD: dict[str, Any] = {
     "seconds": (int, float),
     "val": dict,
 }
-_PLAIN = (str, bool, int, float, type(None))
+_NONE = type(None)
+# of a network that began with the weights of a file; older records have no name
+_START: dict[str, Any] = {"start_from.file": str, "start_from.name": (str, _NONE)}
+_DATA_OF_START: dict[str, Any] = {"start_from.data.source": str, "start_from.data.name": str}
+_PLAIN = (str, bool, int, float, _NONE)
 _STANDARD = {*sys.stdlib_module_names, "torch"}
 # ours: a configuration has 300; lists that share items can represent billions
 _MOST_OPTIONS = 10_000
@@ -124,13 +128,23 @@ def check_record(record: dict[str, Any], file: Path) -> None:
             raise RunError(
                 f"{file} has {value[:80]!a} in its configuration; expected Unicode without interpolation"
             )
-    for name, expected in _RECORD.items():
-        part, _, key = name.partition(".")
-        value = record[part].get(key) if key else record.get(part)
-        if not isinstance(value, expected):
+    fields = dict(_RECORD)
+    if _field(record, "start_from") is not None:
+        fields |= _START
+    if _field(record, "start_from.data") is not None:
+        fields |= _DATA_OF_START
+    for name, expected in fields.items():
+        if not isinstance(_field(record, name), expected):
             raise RunError(
                 f"{file} has no {name} in its record; it is damaged or was changed: use another checkpoint"
             )
+
+
+def _field(record: Any, name: str) -> Any:
+    """Return the field with a dotted name; ``None`` if there is none."""
+    for key in name.split("."):
+        record = record.get(key) if isinstance(record, dict) else None
+    return record
 
 
 def _plain_values(content: Any, file: Path, most: int) -> Iterator[Any]:

@@ -222,7 +222,8 @@ def _record_of(run: Run) -> dict[str, Any]:
         "status": run.cell.status,
         "value": run.value,
         "partial_test": run.partial_test,
-        "source": run.result["provenance"]["source"],
+        "source": run.source,
+        **({"start": run.start} if run.start else {}),
         "minutes": round(run.minutes, 2),
         "steps": run.result["steps"],
         "hardware": run.result["hardware"],
@@ -298,7 +299,7 @@ def _caption(table: Table, entries: Sequence[Entry], tested: Sequence[Compared])
         parts.append(f"p: {tests}, with Holm's correction within a family")
     facts: dict[str, list[str]] = {"data": [], "hardware": [], "precision": [], "commit": []}
     for run in runs:
-        facts["data"].append(run.result["provenance"]["name"])
+        facts["data"].append(run.data)
         facts["hardware"].append(run.hardware)
         facts["precision"].append(run.precision)
         facts["commit"].append(str(run.result.get("commit")))
@@ -408,6 +409,7 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
             found.append(
                 f"{label}: runs of {len(commits)} commits, so that differences may come from the code: {used}"
             )
+    found += _starts(entries)
     runs = {run.cell.fingerprint: run for run in runs_of(entries)}
     partial = [run for run in runs.values() if run.partial_test]
     if partial:
@@ -422,6 +424,23 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
             f"from the commit, {dirty[0].result['commit']}"
         )
     return found + _folds(entries) + _duplicates(entries)
+
+
+def _starts(entries: Sequence[Entry]) -> list[str]:
+    """Return the weights with which runs of each row began, and in which column they are counted."""
+    found: dict[str, None] = {}
+    for entry in entries:
+        began: dict[str, list[Run]] = {}
+        for run in entry.runs:
+            began.setdefault(run.start, []).append(run)
+        for start, of_start in began.items():
+            if not start:
+                continue
+            line = f"{entry.row.label}: {len(of_start)} of {len(entry.runs)} runs {start}"
+            if any(run.is_real_after_standin for run in of_start):
+                line += "; they count as stand-in, although their own data are real"
+            found[line] = None
+    return [*found]
 
 
 def _folds(entries: Sequence[Entry]) -> list[str]:

@@ -35,9 +35,30 @@ class Run:
     result: dict[str, Any]
 
     @property
+    def source(self) -> str:
+        """Source of its data and of those of its initial weights, see ``runs.results.source_of``."""
+        return runs.results.source_of(self.result)
+
+    @property
     def real(self) -> bool:
-        """Whether it was trained and tested on real data."""
-        return bool(self.result["provenance"]["source"] == "real")
+        """Whether it was trained and tested on real data, and its initial weights, too."""
+        return self.source == "real"
+
+    @property
+    def is_real_after_standin(self) -> bool:
+        """Whether its data are real, and the weights with which it began are those of a stand-in."""
+        return not self.real and self.result["provenance"]["source"] == "real"
+
+    @property
+    def start(self) -> str:
+        """The weights with which its training began; empty if they were random."""
+        return runs.results.describe_start(self.result)
+
+    @property
+    def data(self) -> str:
+        """Name of its training data, and the weights with which it began, if they were not random."""
+        name = str(self.result["provenance"]["name"])
+        return f"{name}, {self.start}" if self.start else name
 
     @property
     def partial_test(self) -> str:
@@ -258,8 +279,8 @@ class Entry:
 
     @property
     def data(self) -> str:
-        """Names of the training data of the runs."""
-        return "; ".join(dict.fromkeys(run.result["provenance"]["name"] for run in self.runs))
+        """Names of the training data of the runs, see ``Run.data``."""
+        return "; ".join(dict.fromkeys(run.data for run in self.runs))
 
     @property
     def minutes(self) -> float | None:
@@ -311,8 +332,13 @@ def _entry(
     asked: Sequence[Cell],
     others: Sequence[Cell],
 ) -> Entry:
-    """Return the entry of a row: ``asked`` are its requested cells, ``others`` those on stand-in data."""
-    found = [_run(cell, column) for cell in (*asked, *others)]
+    """Return the entry of a row: ``asked`` are its requested cells, ``others`` those on stand-in data.
+
+    The others are left out if runs on real data that began with weights of a stand-in have the place of stand-in data.
+    """
+    found = [_run(cell, column) for cell in asked]
+    if not any(run is not None and run.is_real_after_standin for run in found):
+        found += [_run(cell, column) for cell in others]
     runs = tuple(run for run in found if run is not None)
     unfinished = tuple(_without(asked, [run.cell for run in runs]))
     return Entry(row, column, published, runs, unfinished, len(asked))

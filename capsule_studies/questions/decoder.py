@@ -212,7 +212,7 @@ def _figures(
     images, labels = subject.images[:_PICTURES], subject.labels[:_PICTURES]
     shown = select_images(output, torch.arange(len(labels)))
     sheet = reconstruction_sheet(decoding, shown, images, labels, names=subject.classes)
-    figures = {"reconstructions": sheet}
+    figures = {"reconstructions": sheet()}
     if not tweaked:
         return figures
     label, pictures = next(iter(tweaked.items()))

@@ -1,5 +1,7 @@
 """The methods of a run that this package adds for notebooks."""
 
+from typing import Any
+
 import pytest
 from matplotlib.figure import Figure
 
@@ -9,7 +11,9 @@ from capsule_studies.explorer import Page
 from tests.helpers.commands import Trained
 
 
-def test_an_answer_is_that_of_the_command(trained: Trained) -> None:
+def test_an_answer_is_that_of_the_command(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = runs.open(trained.directory)
     answer = run.analyse("votes", "images=20", "untrained=false")
     assert answer.record["images"] == 20
@@ -17,10 +21,19 @@ def test_an_answer_is_that_of_the_command(trained: Trained) -> None:
     assert "points" in answer.figures
     assert not (trained.directory / "analyses").exists(), "nothing is written"
     # those of votes take seconds to draw
-    small = {"one": Figure(figsize=(1, 1)), "another": Figure(figsize=(1, 1))}
+    small = {name: Figure(figsize=(1, 1), layout="constrained") for name in ("one", "another")}
+    drawn = []
+    draw = Figure.draw
+
+    def count(self: Figure, renderer: Any) -> None:
+        drawn.append(self)
+        draw(self, renderer)
+
+    monkeypatch.setattr(Figure, "draw", count)
     shown = answer._replace(figures=small)._repr_html_()
     assert "20 images" in shown
     assert shown.count("data:image/png;base64,") == 2
+    assert drawn == [*small.values()], "each is drawn once"
 
 
 def test_options_of_a_question_are_checked_as_those_of_the_command(trained: Trained) -> None:

@@ -26,7 +26,7 @@ IMAGES = torch.rand(6, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
 def test_sheet_decodes_the_prediction() -> None:
-    figure = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
+    figure = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)()
     assert captions(figure) == ["3 → 3", "1 → 1", "1 → 1", "0 → 4", "2 → 0", "3 → 3"]
     assert colours(figure) == ["black"] * 3 + ["red"] * 2 + ["black"]
     assert row_names(figure) == ["input", "output"]
@@ -39,7 +39,7 @@ def test_sheet_decodes_the_prediction() -> None:
 
 def test_classes_are_called_by_their_names() -> None:
     names = ("none", "one", "two", "three", "four and more")
-    sheet = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, names=names)
+    sheet = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, names=names)()
     assert captions(sheet)[3] == "none\n→ four and\nmore"
     figure = reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, names=names)
     assert captions(figure)[2:4] == [

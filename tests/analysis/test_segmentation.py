@@ -146,7 +146,7 @@ def test_note_when_all_or_none_is_recognised(
 
 
 def test_sheet_decodes_the_predictions(network: fakes.FakeCapsNet) -> None:
-    figure = segmentation.segmentation_sheet(network, OUTPUT, IMAGES, LABELS)
+    figure = segmentation.segmentation_sheet(network, OUTPUT, IMAGES, LABELS)()
     decoded_classes = [(0, 1), (1, 2), (2, 0), (3, 0), (0, 2), (1, 3), (2, 0)]
     for column, decoded in enumerate(decoded_classes):
         wrong = column in (2, 4)

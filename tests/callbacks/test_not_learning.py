@@ -34,8 +34,9 @@ def trainer_of(
     classes: int = 10,
     sampling: str | None = None,
     sets: Any = None,
+    names: tuple[str, ...] = (),
 ) -> Any:
-    spec = DataSpec((1, 4, 4), classes, labels_per_image=several)
+    spec = DataSpec((1, 4, 4), classes, names, labels_per_image=several)
     return SimpleNamespace(
         is_global_zero=first,
         global_step=0,
@@ -95,7 +96,7 @@ def test_error_at_chance_and_a_flat_loss_are_said_once(caplog: pytest.LogCapture
     assert len(warnings(caplog, steps=20, epochs=3, val=90.0)) == 1, "three short epochs"
     pairs = LABELS.roll(1).view(-1, 2)
     (message,) = warnings(caplog, labels=pairs, of_trainer={"several": 2}, val=98.0)
-    assert "most frequent class: 97.8 %" in message, "44 of 45 pairs of digits"
+    assert "(always predicting the same 2 classes: 97.8 %)" in message, "44 of 45 pairs of digits"
 
 
 def test_learning_rate_of_zero_is_said_once_at_any_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,9 +200,16 @@ def test_constant_answer_of_any_number_of_labels_is_the_most_frequent_set(
     losses = {"start": 1.01 * best, "end": best, "noise": 1e-4, "epochs": 3}
     given = {"labels": labels, "of_trainer": of_trainer, "module": capsnet, **losses}
     (message,) = warnings(caplog, **given, train=40.0)
-    assert "the error is 40.0 % (always predicting the most frequent class: 40.0 %)" in message
+    none = "the error is 40.0 % (always predicting the most frequent labels, no label: 40.0 %)"
+    assert none in message
     assert f"is that of a network that ignores its input, {best:.4g}" in message
     assert warnings(caplog, **given, train=38.0) == []
+    train.labels = ~labels
+    (message,) = warnings(caplog, **given, train=40.0)
+    assert "(always predicting the most frequent labels, 0, 1: 40.0 %)" in message
+    named = given | {"of_trainer": of_trainer | {"names": ("disc", "US$")}}
+    (message,) = warnings(caplog, **named, train=40.0)
+    assert "(always predicting the most frequent labels, disc, US$: 40.0 %)" in message
 
 
 def test_error_of_validation_does_not_count_after_balanced_sampling(

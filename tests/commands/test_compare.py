@@ -33,7 +33,9 @@ def test_options_results_and_images_of_two_runs(cli: Cli, trained: Trained, tmp_
     prediction = np.where(wrong, (found.label + 1) % 10, found.label)
     arrays = {"label": found.label, "prediction": prediction, "margin": found.margin}
     entry = runs.predictions.write(other, "predictions.npz", arrays)
-    result = {**trained.result, "predictions": entry, "steps": 7}
+    data = {"source": "standin", "name": "small digits"}
+    start = {"name": "before/best.ckpt", "file": "best.ckpt", "data": data}
+    result = {**trained.result, "predictions": entry, "steps": 7, "start_from": start}
     (other / "metrics.json").write_text(json.dumps(result))
 
     ended = cli("compare", f"runs=[{trained.directory},{other}]")
@@ -49,6 +51,8 @@ def test_options_results_and_images_of_two_runs(cli: Cli, trained: Trained, tmp_
     error = f"{trained.result['test']['error']:.4g}"
     assert rows["test.error"][:2] == [error, error]
     assert rows["steps"] == [str(trained.result["steps"]), "7"]
+    assert rows["start_from.name"] == ["before/best.ckpt"]
+    assert rows["start_from.data.source"] == ["standin"]
     first = int((found.wrong & ~wrong).sum())
     second = int((wrong & ~found.wrong).sum())
     counted = f"{first} images are wrong only in the first run, {second} only in the second"

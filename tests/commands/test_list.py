@@ -106,6 +106,44 @@ def test_best_of_runs_with_the_same_data_is_marked(cli: Cli, folders: dict[str, 
     assert " *" not in cli("list", "last=1").out
 
 
+def started_from(source: str, **more: Any) -> dict[str, Any]:
+    """The record of a run on real data that began with weights of data from ``source``."""
+    data = {"source": source, "name": "other digits"}
+    start = {"name": "before/best.ckpt", "file": "best.ckpt", "data": data}
+    return {**FINISHED, "provenance": RESULT["provenance"], "start_from": start, **more}
+
+
+def test_weights_of_the_start_are_in_the_column_of_the_data(
+    cli: Cli, folders: dict[str, Path]
+) -> None:
+    older = started_from("real")
+    older["start_from"] = {"file": "weights.pth", "data": None}
+    for name, result in {
+        "finished": started_from("standin"),
+        "running": started_from("real"),
+        "damaged": older,
+    }.items():
+        write_result(folders[name], result)
+    listed = cli("list").out
+    for text in (
+        "before/best.ckpt (stand-in)",
+        "before/best.ckpt (real)",
+        "weights.pth (unknown data)",
+    ):
+        assert listed.count(f" real, started from {text} ") == 1
+
+
+def test_run_that_began_with_a_standin_is_not_the_best_of_those_that_did_not(
+    cli: Cli, folders: dict[str, Path]
+) -> None:
+    write_result(folders["finished"], started_from("standin", val={"error": 1.0}))
+    for name, error in (("running", 3.0), ("damaged", 5.0)):
+        write_result(folders[name], started_from("real", val={"error": error}))
+    *lines, _ = cli("list").out.splitlines()
+    (marked,) = [line for line in lines if " % * " in line]
+    assert marked.startswith(folders["running"].name)
+
+
 def test_heartbeat_tells_running_and_killed_apart(cli: Cli, folders: dict[str, Path]) -> None:
     run = folders["running"]
     results.write_heartbeat(run, 30, 120, 3600.0)

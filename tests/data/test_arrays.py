@@ -2,8 +2,10 @@
 
 import hashlib
 import io
+import json
 import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -262,11 +264,11 @@ def test_the_first_name_is_used_or_that_of_the_option() -> None:
 SETS = {"train": slice(0, 20), "val": slice(20, 26), "test": slice(26, 36)}
 
 
-def in_parts(images: str, labels: str) -> dict[str, np.ndarray]:
+def in_parts(images: str, labels: str, of_all: np.ndarray = CLASSES) -> dict[str, np.ndarray]:
     arrays = {}
     for part, rows in SETS.items():
         arrays[images.format(part)] = COLOUR[rows]
-        arrays[labels.format(part)] = CLASSES[rows]
+        arrays[labels.format(part)] = of_all[rows]
     return arrays
 
 
@@ -275,6 +277,34 @@ def split() -> np.ndarray:
     for part, rows in SETS.items():
         parts[rows] = part
     return parts
+
+
+ROWS = (RANDOM.random((NUMBER, 3)) < 0.5).astype(np.uint8)
+ROWS[26:] = np.eye(3)[CLASSES[26:]]  # those of the test, each with a single 1
+ROWS[:2] = [[0, 0, 0], [1, 1, 1]]
+SEVERAL = {
+    "uint8": {"images": COLOUR, "labels": ROWS},
+    "bool": {"images": COLOUR, "labels": ROWS == 1},
+    "float": {"images": COLOUR, "labels": ROWS.astype(np.float32)},
+    "parts": in_parts("x_{}", "y_{}", ROWS),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_rows_of_0_and_1_are_any_number_of_labels(kind: str) -> None:
+    data = module(save("a.npz", **SEVERAL[kind]))
+    check(data, COLOUR, ROWS == 1)
+    names = ("0", "1", "2")
+    assert data.spec == DataSpec((3, HEIGHT, WIDTH), 3, names, labels_per_image=0)
+    counts = data.sets["train"].labels.sum(0)
+    assert data.class_counts().tolist() == counts.tolist()
+
+
+def test_a_column_that_no_image_has_is_a_class(caplog: pytest.LogCaptureFixture) -> None:
+    rows = ROWS * [1, 1, 0]
+    data = module(save("a.npz", images=GREY, labels=rows))
+    assert data.spec.num_classes == 3
+    assert "the test pictures have none of 2: their error says nothing about it" in caplog.messages
 
 
 GIVEN_APART: dict[str, dict[str, Any]] = {
@@ -503,9 +533,42 @@ REFUSED = {
         content=arrays(labels=NAN_FOR_0),
         message="labels has nan; ",
     ),
-    "several labels": Refused(
-        content=arrays(labels=np.ones((NUMBER, 3))),
-        message=r"\(36, 3\); .*rows with a single 1",
+    "rows of other numbers": Refused(
+        content=arrays(labels=2 * ROWS),
+        message=r"\(36, 3\) and the number 2; expected one label for each image, or a row of 0 and 1",
+    ),
+    "rows of fractions": Refused(
+        content=arrays(labels=ROWS / 2),
+        message=r"the number 0\.5; .*: correct it",
+    ),
+    "NaN in rows": Refused(
+        content=arrays(labels=np.where(ROWS, 1, np.nan)),
+        message="the number nan; ",
+    ),
+    "fewer rows": Refused(
+        content=arrays(labels=ROWS[1:]),
+        message=r"and there are 35 labels; expected a label for each image",
+    ),
+    "columns as rows": Refused(
+        content=arrays(labels=ROWS.T),
+        message=r"and there are 3 labels; expected a label for each image",
+    ),
+    "a column without a class": Refused(
+        content=arrays(labels=np.ones((NUMBER, 1))),
+        message="has the labels 1; expected two or more classes",
+    ),
+    "rows of two widths": Refused(
+        content=in_parts("x_{}", "y_{}", ROWS) | {"y_test": ROWS[26:, :2]},
+        message=r"x_test has labels of shape \(10, 2\); expected a row of 0 and 1 for 3 classes for each image, as "
+        "x_train has: correct the labels",
+    ),
+    "rows in one part": Refused(
+        content=in_parts("x_{}", "y_{}") | {"y_test": ROWS[:10]},
+        message=r"x_test has labels of shape \(10, 3\); expected one label for each image, as x_train has",
+    ),
+    "groups of rows": Refused(
+        content=arrays(groups=np.eye(3)[CLASSES]),
+        message=r"groups has shape \(36, 3\); expected one value",
     ),
     "one label": Refused(
         content=arrays(labels=np.zeros(NUMBER)),
@@ -758,11 +821,87 @@ def test_commands_of_the_guide_that_weigh_classes_keep_the_best_balanced_error()
         assert "callbacks.best.monitor=val/balanced_error" in command
 
 
+@pytest.fixture(scope="module")
+def run_with_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps on arrays whose images have any number of labels; for reading only."""
+    folder = tmp_path_factory.mktemp("rows")
+    path = save(f"{folder}/a.npz", **SEVERAL["parts"])
+    several = [f"data.path={path}", "loss=sigmoid_cross_entropy"]
+    train(compose("train", [*TINY_CNN, *TINY_DATA, *OPTIONS, *several]), folder / "run")
+    return folder / "run"
+
+
+def test_a_run_with_any_number_of_labels_is_tested_and_predicts_as_with_a_file_of_labels(
+    run_with_rows: Path, cli: Cli
+) -> None:
+    result = runs.results.read_metrics(run_with_rows)
+    assert result is not None
+    assert {"error", "label_error", "balanced_error", "auroc"} < {*result["test"]}
+    counts = ROWS[26:].sum(0).tolist()
+    assert result["classes"]["images"] == dict(zip("012", counts, strict=True))
+    again = evaluate(runs.open(run_with_rows))
+    assert again["test"] == result["test"]
+    single = save("single.npz", images=COLOUR, labels=np.eye(3)[CLASSES])
+    tested = evaluate(runs.open(run_with_rows), data={"path": str(single)})
+    assert "label_error" in tested["test"]
+    ended = cli("predict", f"ckpt={run_with_rows}", f"images={single}", "to=json")
+    predicted = json.loads(ended.out)
+    for each in predicted:
+        above = [name for name, score in each["scores"].items() if score > 0]
+        assert each["labels"] == above
+
+
+OTHER_ROWS = {
+    "one label": Refused(
+        content={"images": COLOUR, "labels": CLASSES},
+        message=r"images has labels of shape \(36,\); expected a row of 0 and 1 for 3 classes for each image, as in "
+        "training: correct the labels",
+    ),
+    "one column": Refused(
+        content={"images": COLOUR, "labels": CLASSES[:, None] % 2},
+        message=r"images has labels of shape \(36,\); expected a row of 0 and 1 for 3 classes",
+    ),
+    "fewer columns": Refused(
+        content={"images": COLOUR, "labels": ROWS[:, :2]},
+        message=r"images has labels of shape \(36, 2\); expected a row of 0 and 1 for 3 classes",
+    ),
+}
+
+
+def test_other_labels_than_the_rows_of_the_training_are_refused(run_with_rows: Path) -> None:
+    for other in OTHER_ROWS.values():
+        path = save("other.npz", **other.content)
+        with pytest.raises(ValueError, match=f"^data: .*{other.message}"):
+            evaluate(runs.open(run_with_rows), data={"path": str(path)})
+
+
+def test_code_and_commands_of_the_guide_for_several_labels(cli: Cli) -> None:
+    guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
+    part = guide.split("test_arrays.py, several labels -->")[1]
+    (code,) = re.findall(r"```py\n(.*?)```", part.split("\n## ")[0], re.DOTALL)
+    exec(code, {})
+    data = module(Path("channels.npz"))
+    assert data.spec == DataSpec((3, 24, 24), 3, ("0", "1", "2"), labels_per_image=0)
+    commands = re.findall(r"^capsule-lab .*", part.split("\n## ")[0], re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        small = command.replace("max_steps=300", "max_steps=2 trainer.accelerator=cpu")
+        _, name, *overrides = shlex.split(small)
+        ended = cli(name, *overrides)
+        assert ended.status == 0, ended.err
+        expected = "labels" if name == "predict" else "% (always answering "
+        assert expected in ended.out
+
+
 WITH_COWS = np.where(NAMES == "cat", "cow", NAMES)
 OTHER_FILES = {
     "another size": Refused(
         content={"images": COLOUR[..., :21], "labels": NAMES},
         message=r"of shape \(3, 20, 21\); expected \(3, 20, 22\)",
+    ),
+    "any number of labels": Refused(
+        content={"images": COLOUR, "labels": ROWS},
+        message=r"has labels of shape \(36, 3\); expected one label for each image, as in training",
     ),
     "another class": Refused(
         content={"images": COLOUR, "labels": WITH_COWS},

@@ -18,7 +18,8 @@ from capsule_lab import runs
 from capsule_lab.commands.train import train
 from capsule_lab.commands.training import Training
 from capsule_lab.config.identity import config_hash
-from capsule_lab.deploy.export import export
+from capsule_lab.deploy import hub
+from capsule_lab.deploy.export import export, record_of
 from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.networks import EMCaps
 from capsule_lab.runs.summary import summary
@@ -121,6 +122,7 @@ def test_ready_weights_are_loaded_by_name_also_without_pickles(tiny: Tiny) -> No
         "12 of the network's 12 tensors are loaded"
     )
     assert equal(network.state_dict(), expected) == list(expected)
+    assert initial.record["name"] == "capsnet_mnist"
 
 
 def test_heads_of_other_classes_are_new_and_listed_in_log_record_and_summary(
@@ -152,9 +154,42 @@ def test_heads_of_other_classes_are_new_and_listed_in_log_record_and_summary(
     record = metrics["start_from"]
     assert counts_of(record) == (len(loaded), len(new), len(new))
     assert checkpoint(directory)["capsule_lab"]["start_from"] == record
-    line = f"start       best.ckpt ({data}): {len(loaded)} tensors loaded, {len(new)} new"
+    best = f"{trained.directory.name}/best.ckpt"
+    line = f"start       {best} ({data}): {len(loaded)} tensors loaded, {len(new)} new"
     shown = summary(result, directory, CHOSEN)
     assert line in shown.splitlines()
+
+
+def test_a_standin_among_the_starts_is_in_every_later_record_and_card(
+    trained: Trained, tiny: Tiny, tmp_path: Path
+) -> None:
+    """The first run has stand-in data, the second real data and its weights, the third those of the second."""
+    make_pictures(Path("pictures"), per_class=8, largest=60)
+    standin = trained.result["provenance"]["name"]
+    second = Path("second")
+    result = train(tiny(*PICTURES, f"train.start_from={trained.directory}"), second)
+    start = result["start_from"]
+    assert result["provenance"]["source"] == "real"
+    assert start["name"] == f"{trained.directory.name}/best.ckpt"
+    assert runs.results.source_of(result) == "standin"
+    described = f"started from {start['name']} (stand-in)"
+    assert runs.results.describe_start(result) == described
+    shown = summary(result, second, CHOSEN).splitlines()
+    line = next(number for number, line in enumerate(shown) if line.startswith("start "))
+    assert start["name"] in shown[line]
+    assert shown[line + 1].strip() == "reports count the run as one on stand-in data"
+
+    opened = runs.open(second)
+    card = hub.card(opened, record_of(opened))
+    assert f"- Start: the weights {start['name']}, trained on {standin}" in card
+    assert "- It was first trained on stand-in data: its error cannot be compared" in card
+    exported = Path("exported.safetensors")
+    export(opened, "safetensors", exported)
+    for source in (second, exported):
+        third = started(tiny(*PICTURES, f"train.start_from={source}")).initial
+        assert third is not None
+        name = f"{result['provenance']['name']}, before that on {standin}"
+        assert third.record["data"] == {"source": "standin", "name": name}
 
 
 def test_stages_of_a_file_of_torchvision_are_the_stem(tiny: Tiny) -> None:

@@ -138,6 +138,9 @@ HUGE = 10**9
         ("spec", {"classes": ["a"]}, "1 names of classes; expected 10 texts"),
         ("spec", {"classes": [1] * 10}, "names that are not text; expected str"),
         ("", {"provenance": []}, "has no provenance in its record"),
+        ("", {"start_from": 3}, "has no start_from.file in its record"),
+        ("", {"start_from": {"file": "a", "name": 3}}, "has no start_from.name in its record"),
+        ("", {"start_from": {"file": "a", "data": [1]}}, "has no start_from.data.source in its"),
         ("", {"format": 99}, "in checkpoint format 99"),
     ],
 )

@@ -115,6 +115,57 @@ def test_report_shows_results_beside_published_values(entries) -> None:
     assert best.value == 1.0
 
 
+def begins_with(source: str) -> dict[str, Any]:
+    """The field of a record of a run that began with weights of data from ``source``."""
+    data = {"source": source, "name": "other digits"}
+    return {"start_from": {"name": "before/best.ckpt", "file": "best.ckpt", "data": data}}
+
+
+def test_a_run_that_began_with_weights_of_a_standin_is_not_pooled_with_those_that_did_not(
+    tmp_path: Path,
+) -> None:
+    path = write_table(tmp_path, rows=ROWS)
+    one, two, *_ = cells_of(path)
+    write_run(one, error=1.0, **begins_with("standin"))
+    write_run(two, error=2.0, **begins_with("real"))
+    on_standin, *_ = cells_of(path, [STANDIN])
+    write_run(on_standin, error=9.0, provenance=STANDIN_DATA)
+    table, entries = read(path), entries_of(path)
+    entry, *_ = entries
+    assert entry.ours == Mean(2.0, None, 1)
+    assert entry.standin == Mean(1.0, None, 1), "without the run whose own data are a stand-in"
+    first, second = entry.data.split("; ")
+    assert first == "real MNIST, started from before/best.ckpt (stand-in)"
+    assert second == "real MNIST, started from before/best.ckpt (real)"
+    count = "Capsules | a: 1 of 2 runs started from before/best.ckpt"
+    remarks = formats.remarks(entries)
+    assert f"{count} (real)" in remarks
+    noted = f"{count} (stand-in); they count as stand-in, although their own data are real"
+    assert noted in remarks
+    on_a_page = formats.as_markdown(table, entries, "make report")
+    assert on_a_page.count("started from before/best.ckpt (stand-in)") == 2, "remark and data"
+    assert "before/best.ckpt (stand-in)" in formats.as_latex(table, entries)
+    frame = formats.runs_frame(entries)
+    done = frame[frame["status"] == "done"]
+    assert done["source"].tolist() == ["standin", "real"]
+    assert done["start"].tolist() == [
+        "started from before/best.ckpt (stand-in)",
+        "started from before/best.ckpt (real)",
+    ]
+
+
+def test_a_run_that_began_with_weights_of_real_data_counts_before_one_that_did_not(
+    tmp_path: Path,
+) -> None:
+    path = write_table(tmp_path, rows=ROWS)
+    one, *_ = cells_of(path)
+    write_run(one, error=1.0, **begins_with("real"))
+    write_run(one, error=2.0, attempt="-2", **begins_with("standin"))
+    entry, *_ = entries_of(path)
+    assert entry.ours == Mean(1.0, None, 1)
+    assert entry.standin is None
+
+
 def test_minutes_are_those_of_runs_on_real_data_if_there_are_any(entries) -> None:
     entry, *_ = entries
     assert entry.minutes == pytest.approx(90 / 60)

@@ -23,6 +23,7 @@ _AXES = {3: ("nhw",), 4: ("nhwc", "nchw")}
 _AXES_OF_MATLAB = {3: ("hwn",), 4: ("hwcn",)}
 _RANGES = ((0, 1), (-1, 1), (0, 255), (0, 4095), (0, 65535))  # usual ones, for messages
 _BLOCK = 2**24  # ours: numbers that are converted at once
+_NUMBERS = "buif"  # numpy's kinds: bool, unsigned, int, float
 
 
 def check_axes(axes: str | None) -> None:
@@ -234,26 +235,40 @@ def _scaled(images: Values, low: float, high: float, what: str) -> Tensor:
     return torch.from_numpy(scaled)
 
 
+def label_rows(array: Values, what: str) -> Values | None:
+    """Return whether each image has each class, ``(n, class)`` bool, if the labels are such a matrix; else ``None``.
+
+    A single column or row is one label for each image, see ``label_values``.
+
+    Raises:
+        DataError: if a matrix of numbers has others than 0 and 1.
+    """
+    are_numbers = array.dtype.kind in _NUMBERS
+    if array.ndim != 2 or min(array.shape) < 2 or not are_numbers:
+        return None
+    is_one = array == 1
+    others = array[~is_one & (array != 0)]
+    if len(others):
+        raise DataError(
+            f"{what} has shape {array.shape} and the number {others[0]:g}; expected one label for each image, or a row "
+            "of 0 and 1 for its classes: correct it"
+        )
+    return is_one
+
+
 def label_values(array: Values, what: str) -> Values:
-    """Return labels ``(n,)`` as int64 or text; ``(n, 1)``, ``(1, n)`` and rows with a single 1 are accepted, too.
+    """Return labels ``(n,)`` as int64 or text; ``(n, 1)`` and ``(1, n)`` are accepted, too.
 
     Raises:
         DataError: if they are neither whole numbers nor text, or of another shape.
     """
     shape = array.shape
-    are_numbers = array.dtype.kind in "buif"
-    if array.ndim == 2 and min(shape) > 1 and are_numbers:
-        if not _is_one_hot(array):
-            raise DataError(
-                f"{what} has shape {shape}; expected one label for each image, or rows with a single 1: reshape them"
-            )
-        array = array.argmax(1)
     flat = array.reshape(-1)
     if array.ndim == 0 or len(flat) != max(array.shape):
         raise DataError(f"{what} has shape {shape}; expected one value for each image: reshape it")
     if flat.dtype.kind in "US":
         return _texts(flat, what)
-    if not are_numbers:
+    if flat.dtype.kind not in _NUMBERS:
         raise DataError(
             f"{what} has elements of {flat.dtype}; expected whole numbers or text: convert them"
         )
@@ -264,13 +279,6 @@ def label_values(array: Values, what: str) -> Values:
         first, *_ = flat[is_other]
         raise DataError(f"{what} has {first:g}; expected whole numbers or text, one for each image")
     return whole
-
-
-def _is_one_hot(array: Values) -> bool:
-    is_one = array == 1
-    is_binary = is_one | (array == 0)
-    ones = is_one.sum(1)
-    return bool(is_binary.all() and (ones == 1).all())
 
 
 def _texts(flat: Values, what: str) -> Values:
