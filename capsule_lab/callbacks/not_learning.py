@@ -39,6 +39,7 @@ _CAUSES = {
     "dead": f"initial weights or routing that make all class capsules 0, {_RATE}",
     "saturated": f"{_TOO_HIGH}, inputs that are not in [0, 1]",
     "worse": f"{_TOO_HIGH}, inputs that are not in [0, 1], {_LABELS}",
+    "between": f"{_RATE}, inputs that are not in [0, 1], {_LABELS}",
     "slow": f"too few steps, initial weights that are too small, {_RATE}",
 }
 
@@ -68,7 +69,7 @@ class NotLearning(Callback):
     - that of a network that ignores its input, the smallest of a constant answer for the frequencies of the labels;
     - that of class capsules that are all 0 (dead) or all 1 (saturated);
     - one well above that of a constant answer, unless it falls from that of dead capsules to that of a constant answer;
-    - at the end of training, any above that of a constant answer.
+    - at the end of training, and after more than one check, any above that of a constant answer.
 
     All but the first are also recognised while the loss still drifts. They must last for a whole check that is not the
     first one, since a network passes through them when it begins to learn; if the loss has not fallen, or at the end
@@ -155,8 +156,7 @@ class NotLearning(Callback):
         self.checks += 1
         assert self.losses is not None
         losses = self.losses[: self.steps].double().cpu()
-        is_long = self.steps >= self.min_steps
-        if not is_long and self.before is not None:  # at the end of training
+        if self.steps < self.min_steps and self.before is not None:  # at the end of training
             losses = torch.cat([self.before, losses])
         self.before = losses
 
@@ -168,15 +168,19 @@ class NotLearning(Callback):
         chance = self._error_of_chance(trainer)
         if not errors or not min(errors) >= _CHANCE * chance > 0:
             return
-        flat = _flat(losses) if is_long else None
+        flat = _flat(losses)
+        is_first = self.checks == 1 and not is_last
+        if is_first and flat is None:
+            return
+        shown = losses[-(len(losses) // 4) :] if is_last or flat else losses
+        constants = self._constants(trainer, module, len(shown))
         diagnosis = None
-        if is_last or flat:
-            shown = losses[-(len(losses) // 4) :]
-            has_ended = is_last and flat is None
-            diagnosis = self._diagnosis(trainer, module, shown, has_ended=has_ended)
-        elif self.checks > 1:
-            diagnosis = self._diagnosis(trainer, module, losses)
-        diagnosis = diagnosis or flat
+        if constants is not None:
+            has_ended = is_last and flat is None and self.checks > 1
+            diagnosis = _diagnosis(shown, constants, has_ended=has_ended)
+        # the next check may name the level of a flat loss
+        if diagnosis is None and (constants is None or not is_first):
+            diagnosis = flat
         if diagnosis is not None:
             causes = [*self._outweighing(), _CAUSES[diagnosis.state]]
             self._warn(
@@ -212,46 +216,6 @@ class NotLearning(Callback):
         return [
             f"the weight of the loss's term {largest}, {times:.2g} times the classification loss"
         ]
-
-    def _diagnosis(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-        losses: Tensor,
-        *,
-        has_ended: bool = False,
-    ) -> Diagnosis | None:
-        """Return what the losses show; ``None`` if they show nothing, or the loss is unknown.
-
-        Args:
-            losses: of the last batches.
-            has_ended: whether a loss that still falls to that of a constant answer will not get there.
-        """
-        constants = self._constants(trainer, module, len(losses))
-        if constants is None:
-            return None
-        of_best = _halves(losses / constants.best)
-        of_dead = _halves(losses / constants.dead)
-        of_saturated = _halves(losses / constants.saturated)
-        loss, best = f"{losses.mean():.4g}", f"{constants.best[-1]:.4g}"
-        ignorant = "that of a network that ignores its input"
-        if _differ(constants.dead, constants.best) and _are_near_one(of_dead):
-            text = f"{loss} is that of class capsules that are all 0, which are dead"
-            return Diagnosis("dead", text)
-        if _are_near_one(of_best):
-            return Diagnosis("ignores its input", f"{loss} is {ignorant}, {best} at best")
-        if _differ(constants.saturated, constants.best) and _are_near_one(of_saturated):
-            text = f"{loss} is that of class capsules that are all 1, which are saturated"
-            return Diagnosis("saturated", text)
-        # dead capsules that come to life pass through losses between the two
-        is_passing = max(of_dead) < 1 and of_best[1] < of_best[0]
-        if min(of_best) > 1 + _FAR and not is_passing:
-            times = f"{loss} is {of_best[-1]:.1f} times {ignorant}, {best}"
-            return Diagnosis("worse", f"{times}: worse than any constant answer")
-        if min(of_best) > 1 and has_ended:
-            text = f"{loss} is still above {ignorant}, {best} at best"
-            return Diagnosis("slow", text)
-        return None
 
     def _constants(
         self, trainer: L.Trainer, module: L.LightningModule, batches: int
@@ -310,6 +274,36 @@ class NotLearning(Callback):
         log.warning(message, *facts)
         self.warned = True
         self._reset()
+
+
+def _diagnosis(losses: Tensor, constants: Constants, *, has_ended: bool) -> Diagnosis | None:
+    """Return what the losses of the last batches show; ``None`` if they show nothing.
+
+    Args:
+        has_ended: whether a loss that still falls to that of a constant answer will not get there.
+    """
+    of_best = _halves(losses / constants.best)
+    of_dead = _halves(losses / constants.dead)
+    of_saturated = _halves(losses / constants.saturated)
+    loss, best = f"{losses.mean():.4g}", f"{constants.best.mean():.4g}"
+    ignorant = "that of a network that ignores its input"
+    if _differ(constants.dead, constants.best) and _are_near_one(of_dead):
+        return Diagnosis("dead", f"{loss} is that of class capsules that are all 0, which are dead")
+    if _are_near_one(of_best):
+        return Diagnosis("ignores its input", f"{loss} is {ignorant}, {best} at best")
+    if _differ(constants.saturated, constants.best) and _are_near_one(of_saturated):
+        text = f"{loss} is that of class capsules that are all 1, which are saturated"
+        return Diagnosis("saturated", text)
+    # dead capsules that come to life pass through losses between the two
+    is_between = max(of_dead) < 1
+    is_passing = is_between and of_best[1] < (1 - _NEAR) * of_best[0]
+    if min(of_best) > 1 + _FAR and not is_passing:
+        times = f"{loss} is {of_best[-1]:.1f} times {ignorant}, {best}"
+        state = "between" if is_between else "worse"
+        return Diagnosis(state, f"{times}: worse than any constant answer")
+    if min(of_best) > 1 and has_ended:
+        return Diagnosis("slow", f"{loss} is still above {ignorant}, {best} at best")
+    return None
 
 
 def _halves(values: Tensor) -> list[float]:
