@@ -185,7 +185,8 @@ class NotLearning(Callback):
             causes = [*self._outweighing(), _CAUSES[diagnosis.state]]
             self._warn(
                 "not learning: after step %d the error is %.1f %% (always predicting the most frequent class: "
-                f"%.1f %%), and the classification loss {diagnosis.text}; likely causes: {', '.join(causes)}",
+                f"%.1f %%), and the classification loss {diagnosis.text}; likely causes: "
+                f"{', '.join(causes)}; see docs/guides/not_learning.md",
                 trainer.global_step,
                 min(errors),
                 chance,
