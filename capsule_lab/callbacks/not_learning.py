@@ -24,9 +24,12 @@ log = logging.getLogger(__name__)
 
 # ours: relative; a network that has learned nothing else is within 0.01 of the best constant answer
 _NEAR = 0.02
-_FAR = 0.2  # ours: relative; how much worse than a constant answer counts as saturated
+_FAR = 0.2  # ours: relative; how much worse than a constant answer the loss of a network may be for a while
 _CHANCE = 0.97  # ours: 3 % for chance
 _POINTS = 5  # ours: steps of a window at which a schedule of the loss is looked at
+_OUTWEIGHS = (
+    10  # ours: a term compared with the classification loss; about 0.1 for the decoder of a CapsNet
+)
 
 _RATE = "a learning rate that is too high or too low (schedule.learning_rate, now %.2g)"
 _LABELS = "labels that do not belong to their images"
@@ -36,6 +39,9 @@ _CAUSES = {
     "ignores its input": f"images that are blank or alike, {_LABELS}, {_RATE}",
     "dead": f"initial weights or routing that make all class capsules 0, {_RATE}",
     "saturated": f"{_TOO_HIGH}, inputs that are not in [0, 1]",
+    "worse": f"{_TOO_HIGH}, inputs that are not in [0, 1], {_LABELS}",
+    "between": f"{_RATE}, inputs that are not in [0, 1], {_LABELS}",
+    "slow": f"too few steps, initial weights that are too small, {_RATE}",
 }
 
 
@@ -58,6 +64,7 @@ class Constants(NamedTuple):
 
     best: Tensor
     dead: Tensor  # of activations that are all 0; NaN for logits
+    saturated: Tensor  # of activations that are all 1; NaN for logits
 
 
 class NotLearning(Callback):
@@ -68,10 +75,13 @@ class NotLearning(Callback):
 
     - one that has not fallen;
     - that of a network that ignores its input, the smallest of a constant answer for the frequencies of the labels;
-    - that of class capsules that are all 0 (dead), or one well above that of a constant answer (saturated).
+    - that of class capsules that are all 0 (dead) or all 1 (saturated);
+    - one well above that of a constant answer, unless it falls from that of dead capsules to that of a constant answer;
+    - at the end of training, and after more than one check, any above that of a constant answer.
 
-    The last two are also recognised while the loss still drifts. They must last for a whole check that is not the
-    first one, since a network passes through them when it begins to learn; at the end of training, for a quarter of it.
+    All but the first are also recognised while the loss still drifts. They must last for a whole check that is not the
+    first one, since a network passes through them when it begins to learn; if the loss has not fallen, or at the end
+    of training, for a quarter of the check. The warning also says if other terms outweigh the classification loss.
 
     Epochs with fewer than ``min_steps`` steps are checked together. Nothing is read from the device before the end of
     the epoch. One tensor stores all losses: with one tensor per loss, the memory of a process on a CPU would grow by
@@ -97,6 +107,7 @@ class NotLearning(Callback):
         self.highest_rate = 0.0
         self.steps = 0
         self.losses: Tensor | None = None  # losses so far, in a buffer that doubles when full
+        self.sums: dict[str, Tensor] = {}  # of each term of the loss
         self.labels: Tensor | None = None  # number of labels per class
         self.first_step = 0
 
@@ -118,6 +129,8 @@ class NotLearning(Callback):
         if self.steps == len(self.losses):
             self.losses = torch.cat([self.losses, torch.empty_like(self.losses)])
         self.losses[self.steps] = loss
+        for name in terms:
+            self.sums.setdefault(name, torch.zeros_like(loss)).add_(outputs[name].detach())
         if labels.dtype == torch.bool:
             self.labels += labels.sum(0)
         else:
@@ -151,8 +164,7 @@ class NotLearning(Callback):
         self.checks += 1
         assert self.losses is not None
         losses = self.losses[: self.steps].double().cpu()
-        is_long = self.steps >= self.min_steps
-        if not is_long and self.before is not None:  # at the end of training
+        if self.steps < self.min_steps and self.before is not None:  # at the end of training
             losses = torch.cat([self.before, losses])
         self.before = losses
 
@@ -164,13 +176,25 @@ class NotLearning(Callback):
         chance = self._chance(trainer)
         if not errors or not min(errors) >= _CHANCE * chance.error > 0:
             return
-        diagnosis = self._diagnosis(trainer, module, losses, is_last=is_last)
-        if diagnosis is None and is_long:
-            diagnosis = _flat(losses)
+        flat = _flat(losses)
+        is_first = self.checks == 1 and not is_last
+        if is_first and flat is None:
+            return
+        shown = losses[-(len(losses) // 4) :] if is_last or flat else losses
+        constants = self._constants(trainer, module, len(shown))
+        diagnosis = None
+        if constants is not None:
+            has_ended = is_last and flat is None and self.checks > 1
+            diagnosis = _diagnosis(shown, constants, has_ended=has_ended)
+        # the next check may name the level of a flat loss
+        if diagnosis is None and (constants is None or not is_first):
+            diagnosis = flat
         if diagnosis is not None:
+            causes = [*self._outweighing(), _CAUSES[diagnosis.state]]
             self._warn(
                 "not learning: after step %d the error is %.1f %% (always predicting %s: %.1f %%), and the "
-                f"classification loss {diagnosis.text}; likely causes: {_CAUSES[diagnosis.state]}",
+                f"classification loss {diagnosis.text}; likely causes: {', '.join(causes)}; "
+                "see docs/guides/not_learning.md",
                 trainer.global_step,
                 min(errors),
                 chance.answer,
@@ -194,30 +218,19 @@ class NotLearning(Callback):
         error = constant_error(self.labels, int(self.labels.argmax()))
         return Chance("the most frequent class", error)
 
-    def _diagnosis(
-        self, trainer: L.Trainer, module: L.LightningModule, losses: Tensor, *, is_last: bool
-    ) -> Diagnosis | None:
-        """Return what the losses show; ``None`` if they show nothing, or the loss is unknown."""
-        if self.checks < 2 and not is_last:
-            return None
-        shown = losses[-(len(losses) // 4) :] if is_last else losses
-        constants = self._constants(trainer, module, len(shown))
-        if constants is None:
-            return None
-        of_best = _halves(shown / constants.best)
-        of_dead = _halves(shown / constants.dead)
-        loss, best = f"{shown.mean():.4g}", f"{constants.best[-1]:.4g}"
-        ignorant = "that of a network that ignores its input"
-        can_be_dead = bool((constants.dead > (1 + _NEAR) * constants.best).all())
-        if can_be_dead and _are_near_one(of_dead):
-            text = f"{loss} is that of class capsules that are all 0, which are dead"
-            return Diagnosis("dead", text)
-        if _are_near_one(of_best):
-            return Diagnosis("ignores its input", f"{loss} is {ignorant}, {best} at best")
-        if min(of_best) > 1 + _FAR:
-            times = f"{loss} is {of_best[-1]:.1f} times {ignorant}, {best}"
-            return Diagnosis("saturated", f"{times}: its answers are saturated")
-        return None
+    def _outweighing(self) -> list[str]:
+        """Return the cause that is the largest term of the loss, if it outweighs that of the classes."""
+        sums = {name: float(total) for name, total in self.sums.items()}
+        classes, *others = sums
+        if not others or sums[classes] <= 0:
+            return []
+        largest = max(others, key=sums.__getitem__)
+        times = sums[largest] / sums[classes]
+        if times < _OUTWEIGHS:
+            return []
+        return [
+            f"the weight of the loss's term {largest}, {times:.2g} times the classification loss"
+        ]
 
     def _constants(
         self, trainer: L.Trainer, module: L.LightningModule, batches: int
@@ -249,18 +262,23 @@ class NotLearning(Callback):
             log.debug("the loss of a constant answer cannot be computed", exc_info=True)
             return None
         step_of_batch = np.linspace(first, last, batches)
-        best, dead = np.array(found).T
+        best, dead, saturated = np.array(found).T
         return Constants(
             best=torch.from_numpy(np.interp(step_of_batch, steps, best)),
             dead=torch.from_numpy(np.interp(step_of_batch, steps, dead)),
+            saturated=torch.from_numpy(np.interp(step_of_batch, steps, saturated)),
         )
 
-    def _constants_of(self, loss: Any, frequencies: Tensor, *, logits: bool) -> tuple[float, float]:
+    def _constants_of(self, loss: Any, frequencies: Tensor, *, logits: bool) -> list[float]:
         best = best_constant_loss(loss, frequencies, self.batch_size, logits=logits)
         if logits:
-            return best, math.nan
-        dead = loss_of_constant(loss, torch.zeros_like(frequencies), frequencies, self.batch_size)
-        return best, float(dead)
+            return [best, math.nan, math.nan]
+        answers = torch.zeros_like(frequencies), torch.ones_like(frequencies)
+        of_answers = [
+            float(loss_of_constant(loss, answer, frequencies, self.batch_size))
+            for answer in answers
+        ]
+        return [best, *of_answers]
 
     def _labels_of_run(self) -> Tensor | None:
         if self.labels is None or self.labels_before is None:
@@ -273,8 +291,42 @@ class NotLearning(Callback):
         self._reset()
 
 
+def _diagnosis(losses: Tensor, constants: Constants, *, has_ended: bool) -> Diagnosis | None:
+    """Return what the losses of the last batches show; ``None`` if they show nothing.
+
+    Args:
+        has_ended: whether a loss that still falls to that of a constant answer will not get there.
+    """
+    of_best = _halves(losses / constants.best)
+    of_dead = _halves(losses / constants.dead)
+    of_saturated = _halves(losses / constants.saturated)
+    loss, best = f"{losses.mean():.4g}", f"{constants.best.mean():.4g}"
+    ignorant = "that of a network that ignores its input"
+    if _differ(constants.dead, constants.best) and _are_near_one(of_dead):
+        return Diagnosis("dead", f"{loss} is that of class capsules that are all 0, which are dead")
+    if _are_near_one(of_best):
+        return Diagnosis("ignores its input", f"{loss} is {ignorant}, {best} at best")
+    if _differ(constants.saturated, constants.best) and _are_near_one(of_saturated):
+        text = f"{loss} is that of class capsules that are all 1, which are saturated"
+        return Diagnosis("saturated", text)
+    # dead capsules that come to life pass through losses between the two
+    is_between = max(of_dead) < 1
+    is_passing = is_between and of_best[1] < (1 - _NEAR) * of_best[0]
+    if min(of_best) > 1 + _FAR and not is_passing:
+        times = f"{loss} is {of_best[-1]:.1f} times {ignorant}, {best}"
+        state = "between" if is_between else "worse"
+        return Diagnosis(state, f"{times}: worse than any constant answer")
+    if min(of_best) > 1 and has_ended:
+        return Diagnosis("slow", f"{loss} is still above {ignorant}, {best} at best")
+    return None
+
+
 def _halves(values: Tensor) -> list[float]:
     return [half.mean().item() for half in values.tensor_split(2)]
+
+
+def _differ(constant: Tensor, best: Tensor) -> bool:
+    return bool((constant > (1 + _NEAR) * best).all())
 
 
 def _are_near_one(ratios: Sequence[float]) -> bool:

@@ -145,8 +145,21 @@ ALIKE = "0.5236 at best; likely causes: images that are blank or alike, labels t
         (
             (2.4, 1.7),
             3,
-            "times that of a network that ignores its input, 0.5236: its answers are saturated; likely",
+            "times that of a network that ignores its input, 0.5236: worse than any constant answer; likely",
         ),
+        (
+            (3.66, 3.63),
+            3,
+            "of class capsules that are all 1, which are saturated; likely causes: a learning rate that is too high",
+        ),
+        ((3.645, 3.645), 1, "is that of class capsules that are all 1"),
+        ((0.5238, 0.5238), 1, f"is that of a network that ignores its input, {ALIKE}"),
+        (
+            (0.7, 0.7),
+            1,
+            "0.5236: worse than any constant answer; likely causes: a learning rate that is too high or too low",
+        ),
+        ((0.6, 0.6), 1, "has not fallen (0.6, now 0.6)"),
         ((0.53, 0.45), 3, None),
         ((0.9, 0.3), 3, None),
     ],
@@ -168,6 +181,56 @@ def test_loss_of_a_constant_answer_is_named_while_it_still_falls(
     )
 
 
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (0.60, "0.6077 is still above that of a network that ignores its input, 0.5236 at best"),
+        (0.50, None),
+    ],
+)
+def test_loss_that_comes_from_dead_capsules_is_not_called_saturated(
+    end: float, expected: str | None, capsnet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three epochs in which the loss falls from that of dead capsules, with the error at chance."""
+    callback, trainer, batch = NotLearning(), trainer_of(), batch_of()
+    capsnet.step_values = RATES
+    trainer.callback_metrics = {"train/error": torch.tensor(90.0)}
+    for step, loss in enumerate(torch.linspace(0.808, end, 189)):
+        if step % 63 == 0:
+            callback.on_train_epoch_start(trainer, capsnet)
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer, capsnet, {"margin": loss}, batch)
+    assert caplog.text == ""
+    callback.on_train_end(trainer, capsnet)
+    assert len(caplog.messages) == (expected is not None)
+    assert expected is None or f"{expected}; likely causes: too few steps" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("decoder", "expected"),
+    [
+        (0.05, "likely causes: images that are blank"),
+        (
+            20.0,
+            "likely causes: the weight of the loss's term reconstruction, 38 times the classification loss, images",
+        ),
+    ],
+)
+def test_term_that_outweighs_the_classification_is_named(
+    decoder: float, expected: str, capsnet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback, trainer, batch = NotLearning(), trainer_of(), batch_of()
+    capsnet.step_values = RATES
+    trainer.callback_metrics = {"train/error": torch.tensor(90.0)}
+    loss = torch.tensor(0.5238)
+    terms = {"loss": loss + decoder, "margin": loss, "reconstruction": torch.tensor(decoder)}
+    for _ in range(60):
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer, capsnet, terms, batch)
+    callback.on_train_end(trainer, capsnet)
+    assert expected in caplog.text
+
+
 def test_constant_answer_of_weighted_classes_is_that_of_weighted_frequencies(
     capsnet: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,7 +250,7 @@ def test_constant_answer_of_weighted_classes_is_that_of_weighted_frequencies(
     assert "is that of a network that ignores its input, 0.213" in message
     capsnet.weight_of_class = None
     (message,) = warnings(caplog, **facts)
-    assert "its answers are saturated" in message
+    assert "worse than any constant answer" in message
 
 
 def test_constant_answer_of_any_number_of_labels_is_the_most_frequent_set(
@@ -246,7 +309,8 @@ def test_plateau_at_the_end_of_a_short_run_is_named(
 
 
 @pytest.mark.parametrize(
-    ("factor", "state"), [(2.0, "ignores its input, "), (3.0, "saturated"), (1.5, "not fallen")]
+    ("factor", "state"),
+    [(2.0, "ignores its input, "), (3.0, "worse than any"), (1.5, "not fallen")],
 )
 def test_margin_of_a_schedule_is_followed(
     factor: float, state: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -269,6 +333,26 @@ def test_margin_of_a_schedule_is_followed(
         callback.on_train_batch_end(trainer, module, {"spread": loss}, batch)
     callback.on_train_end(trainer, module)
     assert state in caplog.text
+
+
+@pytest.mark.parametrize("last", [0, 10])
+def test_flat_loss_of_no_known_level_waits_for_the_next_check(
+    last: int, capsnet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The level that a loss has after noise at first is named; a run that ends before is told that the loss is flat."""
+    callback, trainer, batch = NotLearning(), trainer_of(), batch_of()
+    capsnet.step_values = RATES
+    trainer.callback_metrics = {"train/error": torch.tensor(90.0)}
+    noise = 0.56 + 0.1 * torch.randn(60, generator=torch.Generator().manual_seed(0))
+    level = 0.56 if last else 0.524
+    for step, loss in enumerate(torch.cat([noise, torch.full((last or 60,), level)])):
+        if step == 60:
+            callback.on_train_epoch_start(trainer, capsnet)
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer, capsnet, {"margin": loss}, batch)
+    assert caplog.text == ""
+    callback.on_train_end(trainer, capsnet)
+    assert ("has not fallen" if last else ALIKE) in caplog.text
 
 
 def test_unknown_loss_is_left_to_the_other_criterion(
@@ -309,9 +393,26 @@ BLANK = [
             [*ALL_TOO_FAST, "trainer.max_steps=150"],
             "times that of a network that ignores its input, 0.49",
         ),
+        (
+            10,
+            ["schedule=constant", "schedule.learning_rate.value=3", "trainer.max_steps=60"],
+            "is that of class capsules that are all 1, which are saturated",
+        ),
+        (
+            2,
+            ["model.decoder=[8]", "loss.reconstruction.weight=1e6", "trainer.max_steps=60"],
+            "the weight of the loss's term reconstruction, ",
+        ),
         (-8, ["trainer.max_steps=60"], None),
     ],
-    ids=["blank images of two classes", "of ten", "saturated", "stripes that are learned"],
+    ids=[
+        "blank images of two classes",
+        "of ten",
+        "worse",
+        "saturated",
+        "outweighed",
+        "stripes that are learned",
+    ],
 )
 def test_runs_that_stay_at_chance_are_named(
     classes: int,
