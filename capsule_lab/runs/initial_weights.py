@@ -17,6 +17,7 @@ from capsule_lab.config.composition import to_container
 from capsule_lab.errors import ConfigError, RunError, one_line, printable
 from capsule_lab.runs import checkpoints, directories
 from capsule_lab.runs.files import sha256
+from capsule_lab.runs.select_run import locate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -113,7 +114,7 @@ def load(config: DictConfig, network: nn.Module) -> InitialWeights:
 
 
 def _read(given: str, trust: str | None, network: nn.Module) -> Source:
-    file = directories.find_checkpoint(directories.locate(given))
+    file = directories.find_checkpoint(locate(given))
     checkpoints.check_pickles(file, trust)
     content = checkpoints.read_foreign(file)
     weights = checkpoints.weights_of(content, file)
