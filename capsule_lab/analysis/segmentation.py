@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, picture_grid
+from capsule_lab.analysis.plotting import Column, Group, folded_grid, picture_grid
 from capsule_lab.analysis.reconstructions import select_images
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.networks import Reconstructs
@@ -50,7 +50,7 @@ def overlaid_reconstructions(
 def segmentation_sheet(
     network: Reconstructs, output: CapsuleOutput, images: Images, labels: Pairs
 ) -> Figure:
-    """Draw two rows: the composites, in [0, 1], and the reconstructions from the two predicted classes.
+    """Draw the composites, in [0, 1], above the reconstructions from the two predicted classes, in blocks.
 
     Captions are ``L:`` the labels and ``R:`` the decoded classes, blue if they differ.
     """
@@ -58,7 +58,7 @@ def segmentation_sheet(
     cases = _cases(range(len(predictions)), predictions)
     columns = _columns(network, output, images, labels, cases)
     note = f"L: labels; R: predictions, {_COLOURS}; blue: wrong"
-    return picture_grid([Group("", columns)], _ROWS, note=note)
+    return folded_grid(columns, _ROWS, note=note)
 
 
 @torch.no_grad()

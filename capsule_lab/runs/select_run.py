@@ -56,7 +56,7 @@ def finished_with_hash(fingerprint: str) -> FinishedRun | None:
 
 
 def locate(path: str | Path) -> Path:
-    """Return the file of ready weights with this name, else the run directory or file at ``path``; see ``last_finished``.
+    """Return the file of ready weights with this name, the latest run for ``last``, else the directory or file there.
 
     Raises:
         RunError: if there is none, or if the file of ready weights is not that of the index.
