@@ -16,8 +16,10 @@ import pytest
 import yaml
 
 import capsule_lab
+from capsule_lab import routing
 from capsule_lab.commands import names
 from capsule_lab.config.folders import file_of, groups, head, options_of
+from docs import site_parts
 from tests.helpers import switches
 from tests.helpers.extensions import needs_studies
 
@@ -311,3 +313,22 @@ def test_version_is_the_same_everywhere() -> None:
     version, date = re.findall(heading, changes, re.MULTILINE)[0]
     assert version == capsule_lab.__version__
     assert date == str(citation["date-released"])
+
+
+@pytest.mark.whole  # composes a configuration for each routing
+def test_page_of_routings_begins_with_a_table_of_all() -> None:
+    path = ROOT / "docs" / "api" / "routing.md"
+    source = [path.read_text()]
+    site_parts.add_to_page(None, "docs/api/routing", source)
+    title, table, *_ = source[0].split("\n\n")
+    assert title == "# Routing"
+    _, _, *rows = table.splitlines()
+    listed = []
+    for row in rows:
+        options, code, paper = row.strip("| ").split(" | ")
+        listed += re.findall(r"`(\w+)`", options)
+        for name in re.findall(r"routing\.(\w+)`", code):
+            assert hasattr(routing, name), row
+        (page,) = re.findall(r"\]\((.*?)\)", paper)
+        assert (path.parent / page).is_file(), row
+    assert sorted(listed) == [option for option in options_of("routing") if option != "none"]
