@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
     def _repr_html_(self) -> str:
         console = Console(file=io.StringIO(), record=True, width=_WIDTH)
-        console.print(command.table(self.record))
+        console.print(command.table(self.record), command.explanation(self.record))
         table = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
         return "".join([table, *map(_as_image, self.figures.values())])
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +56,9 @@ def add_to_page(_: Any, name: str, source: list[str]) -> None:
     elif folder == "docs/algorithms" and page in ALGORITHMS:
         algorithm = ALGORITHMS[page]
         source[0] += _code(algorithm) + _measured(algorithm)
+    elif name == "docs/api/routing":
+        title, _, rest = source[0].partition("\n\n")
+        source[0] = f"{title}\n\n{_routings()}\n{rest}"
     elif folder == "docs/notebooks":
         head, _, text = source[0].partition("\n# ")
         title, _, rest = text.partition("\n")
@@ -112,6 +116,47 @@ def _navigation(index: str) -> str:
         lines = ["```{toctree}", ":hidden:", *caption, *pages, "```"]
         trees.append("\n".join(lines))
     return "\n\n" + "\n\n".join(trees) + "\n"
+
+
+def _routings() -> str:
+    """Return a table of all routings: options, class and functions, and the paper with a link to its page."""
+    from capsule_lab import routing
+    from capsule_lab.commands import compose
+    from capsule_lab.config.folders import options_of
+
+    options: dict[str, list[str]] = {}  # by name of the class
+    for option in options_of("routing"):
+        if option != "none":
+            chosen = compose("train", ["model=em_caps", f"routing={option}"]).routing
+            options.setdefault(chosen["_target_"].rpartition(".")[2], []).append(option)
+    lines = ["| `routing=` | class and function | algorithm and paper |", "|---|---|---|"]
+    for name, of_class in options.items():
+        module = sys.modules[vars(routing)[name].__module__]
+        exported = vars(module)["__all__"]
+        functions = [_link("func", function) for function in exported if function.islower()]
+        paper = _one_line(str(module.__doc__).partition("\n\n")[0])
+        page = _page_of(module.__name__.rpartition(".")[2])
+        cells = [
+            ", ".join(f"`{option}`" for option in of_class),
+            "<br>".join([_link("class", name), *functions]),
+            f"{paper} Page: {page}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _link(kind: str, name: str) -> str:
+    """Return a link to the documentation of a class or function of ``capsule_lab.routing``."""
+    return f"{{py:{kind}}}`~capsule_lab.routing.{name}`"
+
+
+def _page_of(routing: str) -> str:
+    """Return a link to the page about a file in capsule_lab/routing, the first one that names it."""
+    for page in sorted((ROOT / "docs" / "algorithms").glob("*.md")):
+        title, _, text = page.read_text().partition("\n")
+        if f"`capsule_lab/routing/{routing}.py`" in text:
+            return f"[{title.removeprefix('# ')}](../algorithms/{page.name})"
+    return ""
 
 
 def _code(algorithm: Algorithm) -> str:

@@ -152,7 +152,7 @@ def test_documented_python_runs(
     ImageDraw.Draw(drawn).line([(20, 5), (20, 35)], fill=255, width=4)
     drawn.save("a.png")
     for code in PYTHON:
-        exec(re.sub(r"\"runs/[^\"]*\"", repr(str(trained.directory.resolve())), code), {})
+        exec(re.sub(r"\"(?:last|runs/[^\"]*)\"", repr(str(trained.directory.resolve())), code), {})
 
 
 @pytest.mark.whole

@@ -16,8 +16,10 @@ import pytest
 import yaml
 
 import capsule_lab
+from capsule_lab import routing
 from capsule_lab.commands import names
-from capsule_lab.config.folders import file_of, groups, head, options_of
+from capsule_lab.config.folders import file_of, groups, head, options_of, shipped_folders
+from docs import site_parts
 from tests.helpers import switches
 from tests.helpers.extensions import needs_studies
 
@@ -231,12 +233,23 @@ def test_readme_lists_every_command_as_its_configuration_describes_it() -> None:
     assert dict(rows) == expected
 
 
-def test_commands_of_readme_name_no_run_that_only_its_author_has() -> None:
-    text = (ROOT / "README.md").read_text()
-    commands = re.findall(r"^make .*$", text, re.MULTILINE)
-    assert len(commands) > 5
-    for command in commands:
-        assert not re.search(r"runs/[\w-]+-[0-9a-f]{8}", command), command
+def test_no_command_names_a_run_that_only_its_author_has() -> None:
+    """A hash of a configuration is known only to who has trained it; ``last`` and ready weights work for everybody."""
+    texts = {}
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS):
+        texts[page] = re.sub(r"<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
+    for folder in (*shipped_folders(), ROOT / "sweeps"):
+        for file in folder.rglob("*.yaml"):
+            texts[file] = file.read_text()
+    for package in ("capsule_lab", "capsule_studies"):
+        for module in (ROOT / package).rglob("*.py"):
+            if "tests" not in module.parts:
+                texts[module] = module.read_text()
+    found = []
+    for path, text in texts.items():
+        for named in re.findall(r"runs/[\w-]+-[0-9a-f]{8}\b", text):
+            found.append(f"{id_of(path)}: {named}")
+    assert found == []
 
 
 def test_readme_states_the_number_of_pitfalls() -> None:
@@ -311,3 +324,22 @@ def test_version_is_the_same_everywhere() -> None:
     version, date = re.findall(heading, changes, re.MULTILINE)[0]
     assert version == capsule_lab.__version__
     assert date == str(citation["date-released"])
+
+
+@pytest.mark.whole  # composes a configuration for each routing
+def test_page_of_routings_begins_with_a_table_of_all() -> None:
+    path = ROOT / "docs" / "api" / "routing.md"
+    source = [path.read_text()]
+    site_parts.add_to_page(None, "docs/api/routing", source)
+    title, table, *_ = source[0].split("\n\n")
+    assert title == "# Routing"
+    _, _, *rows = table.splitlines()
+    listed = []
+    for row in rows:
+        options, code, paper = row.strip("| ").split(" | ")
+        listed += re.findall(r"`(\w+)`", options)
+        for name in re.findall(r"routing\.(\w+)`", code):
+            assert hasattr(routing, name), row
+        (page,) = re.findall(r"\]\((.*?)\)", paper)
+        assert (path.parent / page).is_file(), row
+    assert sorted(listed) == [option for option in options_of("routing") if option != "none"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -62,8 +63,9 @@ def picture_grid(
     title: str = "",
     note: str = "",
     cell: float = _CELL,
+    stacked: bool = False,
 ) -> Figure:
-    """Draw groups of pictures side by side, each group on axes of its own.
+    """Draw groups of pictures side by side, or one below the other if ``stacked``, each group on axes of its own.
 
     Three channels are red, green and blue. Otherwise the first channel is drawn, dark on white; for a stereo pair, it
     is the left image. Pictures have equal sizes and are about ``cell`` inches apart; groups without columns are left
@@ -72,19 +74,25 @@ def picture_grid(
     """
     groups = [_wrapped(group, cell) for group in groups if group.columns]
     cells = _cells(groups, cell)
-    width, height = _figure_size(groups, rows, cells, cell)
+    width, height = _figure_size(groups, rows, cells, cell, stacked)
     title, note = wrapped(title, width), wrapped(note, width)
     height += height_of([title]) + height_of([note])
     figure = Figure(figsize=(width, height))
     padding = {"h_pad": MARGIN / 2, "w_pad": _BETWEEN_GROUPS * cell / 2}  # around each group
     figure.set_layout_engine("compressed", wspace=0, **padding)
 
-    widths = [len(group.columns) - _GAP for group in groups]
-    every_axes = figure.subplots(1, len(groups), width_ratios=widths, squeeze=False)[0]
-    for axes, group in zip(every_axes, groups, strict=True):
-        _draw_group(axes, group, cells, len(rows))
+    columns = [len(group.columns) for group in groups]
+    if stacked:
+        columns = [max(columns)] * len(groups)
+        every_axes = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
+    else:
+        widths = [number - _GAP for number in columns]
+        every_axes = figure.subplots(1, len(groups), width_ratios=widths, squeeze=False)[0]
+    for axes, group, across in zip(every_axes, groups, columns, strict=True):
+        _draw_group(axes, group, cells, across, len(rows))
     middles = cells.step * np.arange(len(rows)) + cells.height / 2
-    every_axes[0].set_yticks(middles, rows, size=SIZE)
+    for axes in every_axes if stacked else every_axes[:1]:
+        axes.set_yticks(middles, rows, size=SIZE)
     figure.suptitle(title, size=SIZE + 1)
     figure.supxlabel(note, size=SIZE)
     return figure
@@ -110,18 +118,19 @@ def _cells(groups: Sequence[Group], cell: float) -> _Cells:
 
 
 def _figure_size(
-    groups: Sequence[Group], rows: Sequence[str], cells: _Cells, cell: float
+    groups: Sequence[Group], rows: Sequence[str], cells: _Cells, cell: float, stacked: bool
 ) -> tuple[float, float]:
     """Estimate width and height in inches of the pictures with names and captions."""
-    columns = _columns_of(groups)
-    across = len(columns) + _BETWEEN_GROUPS * len(groups)
-    down = len(rows) * cells.step
-    row_names = LETTER * max(len(name) for name in rows)
-    captions = height_of(column.caption for column in columns)
+    widths = []
+    for group in groups:
+        widths.append((len(group.columns) + _BETWEEN_GROUPS) * cell)
+    captions = height_of(column.caption for column in _columns_of(groups))
     group_names = height_of(group.name for group in groups)
-    width = row_names + across * cell + 2 * MARGIN
-    height = group_names + captions + down * cell + 2 * MARGIN
-    return width, height
+    of_group = group_names + captions + len(rows) * cells.step * cell
+    row_names = LETTER * max(len(name) for name in rows)
+    across = max(widths) if stacked else sum(widths)
+    down = len(groups) * of_group if stacked else of_group
+    return row_names + across + 2 * MARGIN, down + 2 * MARGIN
 
 
 def _columns_of(groups: Sequence[Group]) -> list[Column]:
@@ -131,8 +140,8 @@ def _columns_of(groups: Sequence[Group]) -> list[Column]:
     return columns
 
 
-def _draw_group(axes: Axes, group: Group, cells: _Cells, rows: int) -> None:
-    """Draw pictures and their texts in units of cells, from the upper left corner."""
+def _draw_group(axes: Axes, group: Group, cells: _Cells, across: int, rows: int) -> None:
+    """Draw pictures and their texts in units of cells, from the upper left corner; ``across`` columns have room."""
     for left, column in enumerate(group.columns):
         right, middle = left + cells.width, left + cells.width / 2
         for row, picture in enumerate(column.pictures):
@@ -147,7 +156,7 @@ def _draw_group(axes: Axes, group: Group, cells: _Cells, rows: int) -> None:
             label = axes.text(middle, bottom + _ABOVE_TEXT, text, ha="center", va="top")
             label.set(size=SIZE, color=colour)
 
-    axes.set(xlim=(0, len(group.columns) - _GAP), ylim=(rows * cells.step - _GAP, 0), yticks=[])
+    axes.set(xlim=(0, across - _GAP), ylim=(rows * cells.step - _GAP, 0), yticks=[])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
@@ -159,6 +168,18 @@ def _draw_group(axes: Axes, group: Group, cells: _Cells, rows: int) -> None:
     axes.set_title(group.name, size=SIZE, weight="bold")
 
 
+def folded_grid(columns: Sequence[Column], rows: Sequence[str], *, note: str = "") -> Figure:
+    """Draw columns of pictures in blocks one below the other, as many as make the figure nearly square.
+
+    Dashboards show figures in narrow cards, where a single block of many images would be too small to see.
+    """
+    blocks = max(1, math.isqrt(len(columns) // len(rows)))
+    across = math.ceil(len(columns) / blocks)
+    starts = range(0, len(columns), across)
+    groups = [Group("", columns[start : start + across]) for start in starts]
+    return picture_grid(groups, rows, note=note, stacked=True)
+
+
 def image_rows(rows: Mapping[str, Float[Tensor, "image channel height width"]]) -> Figure:
     """Draw corresponding images, one row per name, in the last row's range, or in [0, 1] if that contains it."""
     last = [*rows.values()][-1]
@@ -167,7 +188,7 @@ def image_rows(rows: Mapping[str, Float[Tensor, "image channel height width"]]) 
         low, high = 0.0, 1.0
     scaled = [(images - low) / max(high - low, 1e-12) for images in rows.values()]
     columns = [Column("", pictures) for pictures in zip(*scaled, strict=True)]
-    return picture_grid([Group("", columns)], [*rows])
+    return folded_grid(columns, [*rows])
 
 
 def panels(

@@ -14,6 +14,7 @@ from torch import Tensor
 from capsule_lab.analysis.plotting import (
     Column,
     Group,
+    folded_grid,
     names_of_classes,
     note_on_decoder,
     picture_grid,
@@ -38,7 +39,7 @@ def reconstruction_sheet(
     *,
     names: Sequence[str] = (),
 ) -> Callable[[], Figure]:
-    """Decode the capsule of each predicted class; the returned function draws the images above these reconstructions.
+    """Decode the capsule of each predicted class; the returned function draws the images above them, in blocks.
 
     Captions contain label and prediction, with the ``names`` of classes, if any; wrong predictions are red. Images are
     in [0, 1], or standardised and drawn from their darkest to their brightest pixel; ``output`` is the network's.
@@ -51,7 +52,7 @@ def reconstruction_sheet(
     for pair, *pictures in zip(pairs, in_unit_range(images), decoded, strict=True):
         colour = "black" if pair[0] == pair[1] else "red"
         columns.append(Column(names_of_classes(names, pair, between), pictures, colour))
-    return partial(picture_grid, [Group("", columns)], _ROWS, note=note_on_decoder(decoded))
+    return partial(folded_grid, columns, _ROWS, note=note_on_decoder(decoded))
 
 
 @torch.no_grad()

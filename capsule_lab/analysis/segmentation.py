@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, picture_grid
+from capsule_lab.analysis.plotting import Column, Group, folded_grid, picture_grid
 from capsule_lab.analysis.reconstructions import select_images
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.networks import Reconstructs
@@ -51,7 +51,7 @@ def overlaid_reconstructions(
 def segmentation_sheet(
     network: Reconstructs, output: CapsuleOutput, images: Images, labels: Pairs
 ) -> Callable[[], Figure]:
-    """Decode the two predicted classes; the returned function draws the composites, in [0, 1], above them.
+    """Decode the two predicted classes; the returned function draws the composites, in [0, 1], above them, in blocks.
 
     Captions are ``L:`` the labels and ``R:`` the decoded classes, blue if they differ.
     """
@@ -59,7 +59,7 @@ def segmentation_sheet(
     cases = _cases(range(len(predictions)), predictions)
     columns = _columns(network, output, images, labels, cases)
     note = f"L: labels; R: predictions, {_COLOURS}; blue: wrong"
-    return partial(picture_grid, [Group("", columns)], _ROWS, note=note)
+    return partial(folded_grid, columns, _ROWS, note=note)
 
 
 @torch.no_grad()

@@ -144,9 +144,15 @@ class ProgressLines(Callback):
         self.last = time.monotonic()
         shown = format_metrics(metrics)
         if trainer.is_global_zero and trainer.global_step and shown:
-            step = f"{trainer.global_step}/{self.left.total}"
-            line = f"epoch {epoch}  step {step}  {shown}  {self.left.text(trainer)}"
+            step, total = trainer.global_step, self.left.total
+            done = f"step {step}/{total} ({_percent(step, total)})"
+            line = f"epoch {epoch}  {done}  {shown}  {self.left.text(trainer)}"
             log.info("%s", line.rstrip())
+
+
+def _percent(done: int, total: float) -> str:
+    """Return the finished share, rounded down, so that 100 % means the end."""
+    return f"{int(100 * done / total)} %"
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
@@ -173,7 +179,7 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
 class ProgressBar(ProgressLines):
     """The lines of ``ProgressLines``, and below them a bar over the steps of the run, which is removed at the end.
 
-    The bar takes one line at any width: below 60 columns it shows only steps and remaining time. A test has a separate
+    The bar takes one line at any width: below 65 columns it shows only steps and remaining time. A test has a separate
     bar. Lightning's bars instead cover the batches and the remaining time of one epoch.
     """
 
@@ -255,15 +261,16 @@ class ProgressBar(ProgressLines):
             return
         console = Console()
         steps = MofNCompleteColumn(table_column=Column(no_wrap=True))
+        percent = TextColumn("{task.fields[percent]}", table_column=Column(no_wrap=True))
         left = TextColumn("{task.fields[left]}")
         columns: list[ProgressColumn] = [steps, left]
-        if console.width >= 60:  # ours: width of epoch, steps, metrics and remaining time
+        if console.width >= 65:  # ours: width of epoch, steps, percent, metrics and remaining time
             description = TextColumn("{task.description}")
             metrics = TextColumn("{task.fields[metrics]}")
-            columns = [description, BarColumn(bar_width=None), steps, metrics, left]
+            columns = [description, BarColumn(bar_width=None), steps, percent, metrics, left]
         self.progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
         self.progress.expand = len(columns) > 2
-        self.progress.add_task("", metrics="", left="", total=None)
+        self.progress.add_task("", percent="", metrics="", left="", total=None)
         stdout, stderr = sys.stdout, sys.stderr
         self.progress.start()  # replaces both, to write above the bar, but not those of handlers
         for handler in logging.getLogger().handlers:
@@ -289,7 +296,13 @@ class ProgressBar(ProgressLines):
         assert self.progress is not None
         (task,) = self.progress.task_ids
         self.progress.update(
-            task, description=description, completed=done, total=total, metrics=metrics, left=left
+            task,
+            description=description,
+            completed=done,
+            total=total,
+            percent=_percent(done, total),
+            metrics=metrics,
+            left=left,
         )
         self.progress.refresh()
         self.drawn_at = time.monotonic()

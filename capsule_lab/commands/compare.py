@@ -66,7 +66,9 @@ def main(options: CompareOptions) -> None:
         ("results", _metrics(first, second)),
         ("facts", _facts_that_differ(first, second)),
     ):
-        lines = aligned([[title, *directories], *rows]) if rows else [f"{title}: no difference"]
+        lines = [f"{title}: no difference"]
+        if rows:
+            lines = aligned([[title, *directories], *rows], numbers=title == "results")
         console.print("\n".join(map(printable, lines)), soft_wrap=True, markup=False)
         console.print()
     console.print(printable(_test(first, second)), soft_wrap=True, markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, cast
@@ -114,8 +115,8 @@ def _check_complete(config: DictConfig) -> None:
             raise ConfigError(
                 f"{group} is missing; expected {group}= one of {', '.join(options_of(group))}"
             )
-    for path, part in _parts(config, (*whole, "routing"), ("callbacks", "logger", "loss")):
-        if part is not None and not (isinstance(part, DictConfig) and "_target_" in part):
+    for path, part in _parts(config, (*whole, "routing"), ("callbacks", "logger")):
+        if not _is_null_or_object(part):
             raise ConfigError(f"{path} is {part}; expected null, or options with a _target_")
     for path, node in _targets(config):
         for name in map(str, node):
@@ -136,8 +137,12 @@ def _parts(
             yield f"{group}.{name}", part
 
 
+def _is_null_or_object(part: Any) -> bool:
+    return part is None or (isinstance(part, DictConfig) and "_target_" in part)
+
+
 def _check_loss(config: DictConfig) -> None:
-    """Check that the loss fits the scores of the network."""
+    """Check that the loss has the parts that the module takes, and fits the scores of the network."""
     network, loss = get_object(config.model["_target_"]), config.loss.get("classification")
     draws = hasattr(network, "change_shape")
     if draws != (loss is None):
@@ -146,6 +151,14 @@ def _check_loss(config: DictConfig) -> None:
             "loss=squared_error" if draws else "loss=margin, or another with loss.classification"
         )
         raise ConfigError(f"{network.__name__} {what}; expected {expected}")
+    for name in _parts_of_loss(config.module):
+        # a preset may have added options to a part, such as its weight, which this loss lacks
+        if not _is_null_or_object(config.loss.get(name, _ABSENT)):
+            example = "loss=squared_error" if draws else "loss=margin"
+            raise ConfigError(
+                f"this loss has no loss.{name} with a _target_, which {network.__name__} expects; use {example}, or "
+                f"another with loss.{name}"
+            )
     gives = getattr(network, "scores_are", None)
     expects = loss and getattr(get_object(loss["_target_"]), "expects", None)
     if gives and expects == "activations" != gives:  # every network has logits
@@ -153,6 +166,15 @@ def _check_loss(config: DictConfig) -> None:
         raise ConfigError(
             f"{name} expects {expects}, but {network.__name__} gives {gives}; use loss=cross_entropy"
         )
+
+
+def _parts_of_loss(module: DictConfig) -> Iterator[str]:
+    """Yield the names of the parts of the loss to which options of the module refer, such as ``classification``."""
+    content: Any = OmegaConf.to_container(module, resolve=False)
+    for value in content.values():
+        reference = re.fullmatch(r"\$\{loss\.(\w+)\}", str(value))
+        if reference is not None:
+            yield reference[1]
 
 
 def _check_routing(config: DictConfig) -> None:

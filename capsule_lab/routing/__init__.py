@@ -1,8 +1,7 @@
-"""Routing algorithms, one per file and paper, each as a pure function followed by a thin module.
+"""Routing algorithms, one per file and paper, each as a pure function followed by a thin module."""
 
-The package exports the names in ``__all__`` of each of its modules. For editors, ``tests/test_type_checking_lists.py``
-names the line that a new module adds here.
-"""
+# The package exports the names in ``__all__`` of each of its modules. For editors, tests/test_type_checking_lists.py
+# names the line that a new module adds here.
 # ruff: noqa: F403, F405
 
 import importlib

@@ -1,6 +1,6 @@
-"""EM routing whose activations are the logistic of *batch-normalised* evidence; networks with it learn.
+"""EM routing, ours: activations are the logistic of *batch-normalised* evidence, and networks with it learn.
 
-Ours. Differences from ``em_routing`` (Hinton 2018, procedure 1): a parent is active if its children's votes agree more
+Differences from ``em_routing`` (Hinton 2018, procedure 1): a parent is active if its children's votes agree more
 than usual, ``a_j = logistic(BN(-1/2 sum_d ln sigma_jd^2))`` (normalised as in Ribeiro 2020), which replaces the fixed
 inverse temperature and two betas. The E-step weights parents by mass, as mixtures of Gaussians do. ``min_variance`` may
 be large; with a small one the gradient is chaotic after two iterations.

@@ -4,7 +4,7 @@ A checkpoint contains its configuration, so that a run can be opened without any
 
     from capsule_lab import runs
 
-    run = runs.open("runs/capsnet-mnist-2f4c01ab")
+    run = runs.open("last")  # or "runs/…", a file, or the name of ready weights
     for batch in run.batches("val"):
         run.network(batch.images).scores
 

@@ -55,35 +55,12 @@ def root() -> Path:
     return expanded(os.environ.get(protocol.RUNS) or "runs").absolute()
 
 
-def locate(path: str | Path) -> Path:
-    """Return the file of ready weights with this name, else the run directory or file at ``path``.
-
-    Raises:
-        RunError: if there is none, or if the file of ready weights is not that of the index.
-    """
-    names = [*ready_weights.index()]
-    if str(path) in names:
-        return ready_weights.file_of(str(path))
-    found = expanded(path)
-    if found.exists():
-        return found
-    known = f"expected a path that exists, or one of {', '.join(names)}"
-    close = closest(str(path), [*names, *_with_weights()])
-    if not names:
-        known = "this version has no ready weights"
-    if close:
-        known = f"did you mean {close}? Options: {', '.join(names)}, or a run"
-    raise RunError(
-        f"{path} is neither the name of ready weights nor a run directory or file; {known}"
-    )
-
-
-def _with_weights() -> list[str]:
-    """Return the run directories that have weights, as a user would type them."""
+def with_weights() -> list[str]:
+    """Return the run directories that have weights, as a user would type them, and ``last`` if there are any."""
     names = []
     for folder in root().glob("*/checkpoints"):
         names.append(str(as_typed(folder.parent)))
-    return names
+    return [*names, "last"] if names else []
 
 
 def find_checkpoint(path: str | Path, *names: str) -> Path:
@@ -107,7 +84,7 @@ def find_checkpoint(path: str | Path, *names: str) -> Path:
             f"expected a .ckpt file or the directory of a run, runs/…: train.start_from={path} starts a new run from "
             "them"
         )
-    others = {*_with_weights()} - {str(path)}
+    others = {*with_weights()} - {str(path)}
     close = closest(str(path), sorted(others))
     meant = f"did you mean {close}? Otherwise, " if close else ""
     raise RunError(

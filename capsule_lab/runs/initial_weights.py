@@ -18,6 +18,7 @@ from capsule_lab.errors import ConfigError, RunError, one_line, printable
 from capsule_lab.runs import checkpoints, directories, ready_weights
 from capsule_lab.runs.files import sha256
 from capsule_lab.runs.results import source_of
+from capsule_lab.runs.select_run import locate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -116,7 +117,7 @@ def load(config: DictConfig, network: nn.Module) -> InitialWeights:
 
 
 def _read(given: str, trust: str | None, network: nn.Module) -> Source:
-    file = directories.find_checkpoint(directories.locate(given))
+    file = directories.find_checkpoint(locate(given))
     checkpoints.check_pickles(file, trust)
     content = checkpoints.read_foreign(file)
     weights = checkpoints.weights_of(content, file)

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab.config.composition import to_container
 from capsule_lab.errors import RunError, one_line, suggest
 from capsule_lab.runs import checkpoints, directories, ready_weights, results
+from capsule_lab.runs.select_run import locate
 from capsule_lab.runs.trust import check_targets, packages_of, plain_value, refuses_pickles
 from capsule_lab.system.discovery import entries_of
 
@@ -255,13 +256,13 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
     Only classes and functions that ``runs.trust`` allows are imported or called.
 
     Args:
-        path: ``runs/…``, a ``.ckpt`` or ``.safetensors`` file, or the name of ready weights. Results for the latter are
-            written to ``runs/<name>``.
+        path: ``runs/…``, ``last`` for the latest finished run, a ``.ckpt`` or ``.safetensors`` file, or the name of
+            ready weights. Results for the latter are written to ``runs/<name>``.
         trust: packages besides ours whose classes and functions the configuration in the checkpoint may name, such
             as the package of your networks, routings or data. ``"safetensors"`` refuses files that must be unpickled:
             checkpoints other than ``.safetensors``, and CIFAR10's.
     """
-    file = directories.find_checkpoint(directories.locate(path))
+    file = directories.find_checkpoint(locate(path))
     checkpoints.check_pickles(file, trust)
     directory = directories.directory_of(file)
     if str(path) in ready_weights.index():

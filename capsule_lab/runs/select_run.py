@@ -15,11 +15,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from capsule_lab.errors import RunError
+from capsule_lab.errors import RunError, closest
+from capsule_lab.runs import ready_weights
 from capsule_lab.runs.checkpoints import read
-from capsule_lab.runs.directories import attempts, config_hash, root
+from capsule_lab.runs.directories import attempts, config_hash, root, with_weights
 from capsule_lab.runs.results import read_metrics, read_result, source_of
 from capsule_lab.runs.trust import plain_value
+from capsule_lab.system.files import expanded
 
 FinishedRun = tuple[Path, dict[str, Any]]
 """The directory and the result of a run."""
@@ -51,6 +53,31 @@ def finished_with_hash(fingerprint: str) -> FinishedRun | None:
     """Return directory and result of the latest finished run with this hash, preferably on real data."""
     finished = _finished(fingerprint)
     return finished[0] if finished else None
+
+
+def locate(path: str | Path) -> Path:
+    """Return the file of ready weights with this name, the latest run for ``last``, else the directory or file there.
+
+    Raises:
+        RunError: if there is none, or if the file of ready weights is not that of the index.
+    """
+    names = [*ready_weights.index()]
+    if str(path) in names:
+        return ready_weights.file_of(str(path))
+    if str(path) == "last":
+        return last_finished()
+    found = expanded(path)
+    if found.exists():
+        return found
+    known = f"expected a path that exists, or one of {', '.join(names)}"
+    close = closest(str(path), [*names, *with_weights()])
+    if not names:
+        known = "this version has no ready weights"
+    if close:
+        known = f"did you mean {close}? Options: {', '.join(names)}, or a run"
+    raise RunError(
+        f"{path} is neither the name of ready weights nor a run directory or file; {known}"
+    )
 
 
 def last_finished() -> Path:

@@ -44,13 +44,18 @@ def as_typed(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as lines with aligned columns; words are never broken, and empty columns are left out."""
+def aligned(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> list[str]:
+    """Format rows as lines with aligned columns; words are never broken, and empty columns are left out.
+
+    With ``numbers``, all columns but the first are numbers and their headings, which are aligned at the right.
+    """
     padded = []
-    for column in zip(*rows, strict=True):
-        if any(column[1:]):
-            width = max(len(cell) for cell in column)
-            padded.append([cell.ljust(width) for cell in column])
+    for position, column in enumerate(zip(*rows, strict=True)):
+        if not any(column[1:]):
+            continue
+        width = max(len(cell) for cell in column)
+        is_right = numbers and position > 0
+        padded.append([cell.rjust(width) if is_right else cell.ljust(width) for cell in column])
     return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
 
 

@@ -16,6 +16,7 @@ from capsule_lab.commands.evaluate import check_outputs
 from capsule_lab.config.declaration import Count, FinishedRun, Group, Measurement
 from capsule_lab.config.overrides import as_argument
 from capsule_lab.errors import printable
+from capsule_studies.meanings import meanings_of
 from capsule_studies.names import name_of
 from capsule_studies.study import (
     StudyInput,
@@ -79,7 +80,8 @@ def _what_to_ask(run: FinishedRun) -> list[str]:
 def main(options: AnalyseOptions) -> dict[str, Any]:
     """Analyse ``ckpt``, print the numbers, and write them with figures to the run."""
     outcome = analyse(options)
-    show_and_keep(outcome, [table(outcome.result)], options.logger, pdf=True)
+    tables = [table(outcome.result), explanation(outcome.result)]
+    show_and_keep(outcome, tables, options.logger, pdf=True)
     return outcome.result
 
 
@@ -175,6 +177,20 @@ def table(result: Mapping[str, Any]) -> Table:
         )
         numbers_table.caption_justify = "left"
     return numbers_table
+
+
+def explanation(result: Mapping[str, Any]) -> Table:
+    """Return a sentence for each kind of number in the table: what it measures, and which values say what."""
+    title = "What the numbers say (docs/guides/looking_inside.md has the definitions):"
+    sentences = Table.grid(padding=(0, 2))
+    sentences.title = Text(title)
+    sentences.title_justify = "left"
+    sentences.add_column(no_wrap=True)
+    sentences.add_column()
+    question = name_of(result["options"])
+    for name, sentence in meanings_of(question, result["analyse"]).items():
+        sentences.add_row(name, sentence)
+    return sentences
 
 
 if __name__ == "__main__":

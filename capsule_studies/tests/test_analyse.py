@@ -1,6 +1,7 @@
 """``capsule-lab analyse``: its record, its figures, and its messages for wrong input."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -83,6 +84,18 @@ def test_heading_names_the_images_and_a_note_explains_empty_cells(a_copy: Path) 
         assert ", 20 validation images of stand-in for MNIST" in heading
     assert outcome.result["analyse"]["digits/1/static_share"] is None
     assert str(table(outcome.result).caption).startswith("empty: not defined")
+
+
+def test_a_sentence_says_once_what_a_number_of_several_layers_and_iterations_means(
+    cli: Cli, a_copy: Path
+) -> None:
+    options = ("what=votes", "images=20", "trainer.accelerator=cpu")
+    shown = cli("analyse", f"ckpt={a_copy}", *options).out
+    table, _, explained = shown.partition("What the numbers say")
+    assert len(re.findall(r"/auc ", table)) == 3
+    (sentence,) = re.findall(r"^auc +(.*)", explained, re.MULTILINE)
+    assert sentence.startswith("0.5: votes agree about the class")
+    assert not re.search(r"^t_score ", explained, re.MULTILINE)
 
 
 def test_error_is_that_of_the_network_on_the_images_of_the_split(a_copy: Path) -> None:

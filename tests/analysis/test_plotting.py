@@ -15,6 +15,7 @@ from capsule_lab.analysis.plotting import (
     Column,
     Group,
     add_heading,
+    folded_grid,
     image_rows,
     note_on_decoder,
     picture_grid,
@@ -178,8 +179,15 @@ NOTE = "First line.\nA second one, " + "long " * 20
     "heading",
     ["a run with a long name: 128 images of the data", pytest.param("", marks=pytest.mark.whole)],
 )
+@pytest.mark.parametrize("stacked", [False, True])
 def test_no_text_is_cut_off_or_overlaps(
-    tmp_path: Path, columns: int, caption: str, shape: tuple[int, int], below: str, heading: str
+    tmp_path: Path,
+    columns: int,
+    caption: str,
+    shape: tuple[int, int],
+    below: str,
+    heading: str,
+    stacked: bool,
 ) -> None:
     pictures = [torch.rand(1, *shape)] * 2
     column = Column(caption, pictures, below=[(below, "red"), (below, "black")])
@@ -188,7 +196,8 @@ def test_no_text_is_cut_off_or_overlaps(
         Group("not recognised", [column]),
     ]
     rows = ["class 6, dimension 12", "input"]
-    figure = picture_grid(groups, rows, title="A title of some length", note=NOTE)
+    title = "A title of some length"
+    figure = picture_grid(groups, rows, title=title, note=NOTE, stacked=stacked)
     if heading:
         add_heading(figure, heading)
     figure.savefig(tmp_path / "grid.png")
@@ -207,6 +216,27 @@ def test_no_text_is_cut_off_or_overlaps(
         assert 0 <= box.y0 <= box.y1 <= figure.bbox.y1
     for one, other in itertools.combinations(boxes, 2):
         assert not one.overlaps(other)
+
+
+@pytest.mark.parametrize(
+    ("columns", "blocks"), [(1, [1]), (3, [3]), (13, [7, 6]), (16, [8, 8]), (36, [9] * 4)]
+)
+def test_many_columns_are_folded_into_blocks_of_equal_pictures(
+    columns: int, blocks: list[int]
+) -> None:
+    greys = np.arange(columns) / columns
+    folded = [Column(f"{grey:.2f}", [plain(grey), plain(grey)]) for grey in greys]
+    figure = folded_grid(folded, ROWS, note="note")
+    assert [len(axes.get_xticks()) for axes in figure.axes] == blocks
+    assert captions(figure) == [column.caption for column in folded]
+    for number, grey in enumerate(greys):
+        np.testing.assert_allclose(picture_at(figure, 1, number), 1 - grey, rtol=1e-6)
+    for axes in figure.axes:
+        assert [label.get_text() for label in axes.get_yticklabels()] == list(ROWS)
+    sizes = picture_bounds(figure)[:, 2:]
+    np.testing.assert_allclose(sizes, np.tile(sizes[0], (len(sizes), 1)), rtol=1e-3)
+    width, height = figure.get_size_inches()
+    assert columns < 9 or width < 2 * height
 
 
 def test_rows_in_the_range_of_the_last() -> None:

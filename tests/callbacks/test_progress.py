@@ -62,8 +62,8 @@ def lines(
 
 def test_a_line_for_each_epoch(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     assert lines(caplog, clock, 1) == [
-        "epoch 1  step 4/8  loss 0.5  error 44.00 %, val 12.35 %  left 0:00:04",
-        "epoch 2  step 8/8  loss 0.5  error 44.00 %, val 12.35 %  left 0:00:00",
+        "epoch 1  step 4/8 (50 %)  loss 0.5  error 44.00 %, val 12.35 %  left 0:00:04",
+        "epoch 2  step 8/8 (100 %)  loss 0.5  error 44.00 %, val 12.35 %  left 0:00:00",
     ]
 
 
@@ -80,8 +80,8 @@ def test_a_long_epoch_has_more_lines_and_the_first_comes_early(
 ) -> None:
     found = lines(caplog, clock, 40)
     assert found[:2] == [
-        "epoch 1  step 1/8  loss 0.25",
-        "epoch 1  step 3/8  loss 0.25  left 0:03:20",
+        "epoch 1  step 1/8 (12 %)  loss 0.25",
+        "epoch 1  step 3/8 (37 %)  loss 0.25  left 0:03:20",
     ]
     assert [line.split()[1:4:2] for line in found[2:]] == [
         ["1", "4/8"],
@@ -176,13 +176,14 @@ def test_bar_is_one_line_and_epochs_stay_above_it(
     assert last_of_epoch[0].endswith("left 1:23:38")
     if has_descriptions:
         assert "━━━━" in last_of_epoch[0]
-        assert "120024/120036 loss 0.2512  val error 12.35 %" in last_of_epoch[0]
-        line_of_epoch = "epoch 2  step 120024/120036  loss 0.5  error 44.00 %"
+        assert "120024/120036 99 % loss 0.2512  val error 12.35 %" in last_of_epoch[0]
+        line_of_epoch = "epoch 2  step 120024/120036 (99 %)  loss 0.5  error 44.00 %"
         assert sum(line.startswith(line_of_epoch) for line in drawn) == 1
     validation = "validation 2/2" if has_descriptions else ""
-    assert any(re.match(rf"{validation}.*120012/120036", line) for line in drawn)
+    steps = "120012/120036 99 %" if has_descriptions else "120012/120036"
+    assert any(re.match(rf"{validation}.*{steps}", line) for line in drawn)
     assert drawn[-1].startswith("test" if has_descriptions else "")
-    assert drawn[-1].endswith("3/3")
+    assert drawn[-1].endswith("3/3 100 %" if has_descriptions else "3/3")
 
 
 def test_bar_of_a_run_that_fails_gives_the_output_back(monkeypatch: pytest.MonkeyPatch) -> None:

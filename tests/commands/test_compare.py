@@ -1,6 +1,7 @@
 """The command ``compare``."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,18 @@ def test_options_results_and_images_of_two_runs(cli: Cli, trained: Trained, tmp_
     assert counted in ended.out
     p_value = binomtest(first, first + second).pvalue
     assert f"p = {p_value:.3g} " in ended.out
+
+
+def test_results_are_aligned_at_the_right(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    """Of numbers with the same count of decimals, digits of equal weight are then below each other."""
+    other = a_copy_of(trained, tmp_path / "other", test={"error": 0.5, "accuracy": 99.5})
+    _, _, shown = cli("compare", f"runs=[{other},{other}]").out.partition("results")
+    lines, _, _ = f"results{shown}".partition("\n\n")
+    ends = set()
+    for line in lines.splitlines():
+        _, first, second = re.finditer(r"\S+", line)
+        ends.add((first.end(), second.end()))
+    assert len(ends) == 1
 
 
 def test_images_of_one_object_are_resampled_together(

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from capsule_lab import runs
 from capsule_lab.commands import compose
 from capsule_lab.data.mnist import MNISTFiles
-from capsule_lab.runs.select_run import last_finished
+from capsule_lab.runs.select_run import last_finished, locate
 from capsule_lab.tables.cells import DONE, MISSING
 from tests.helpers.commands import Cli
 from tests.helpers.messages import one_sentence
@@ -193,7 +194,7 @@ def three_runs() -> Path:
 
 
 def test_last_is_the_latest_finished_run_with_weights(three_runs: Path) -> None:
-    assert last_finished() == three_runs
+    assert last_finished() == locate("last") == three_runs
 
 
 OF_COMMANDS = [
@@ -235,3 +236,13 @@ def test_run_that_was_probably_meant_is_named(
     refused = one_sentence(cli(name, *arguments))
     pattern = r"did you mean runs/\w+-0000000\d" + re.escape(instead)
     assert re.search(pattern, refused)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "train debug=smoke"])
+def test_mistyped_last_is_recognised_if_there_is_a_run(
+    cli: Cli, three_runs: Path, command: str
+) -> None:
+    name, *arguments = command.split()
+    assert "did you mean last?" in one_sentence(cli(name, *arguments, "ckpt=lst"))
+    shutil.rmtree(three_runs.parent)
+    assert "did you mean" not in one_sentence(cli(name, *arguments, "ckpt=lst"))

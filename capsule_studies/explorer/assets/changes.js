@@ -50,7 +50,7 @@ const Changes = (() => {
     const moving = order(spread).slice(0, 3);
     const all = known.flatMap((at) => moving.map((d) => at.pose[d]));
     const low = Math.min(...all), high = Math.max(...all, low + 1e-6);
-    const lines = moving.map((d, i) => ({ name: `number ${d + 1}`, colour: NAMES[i], values: series.map((at) => at?.pose[d]) }));
+    const lines = moving.map((d, i) => ({ name: labelOf(k, d), colour: NAMES[i], values: series.map((at) => at?.pose[d]) }));
     curves($("components"), 190, lines, [low, (low + high) / 2, high], 2);
   }
 

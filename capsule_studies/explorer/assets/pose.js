@@ -37,25 +37,36 @@ const Pose = (() => {
   const decode = (values) => Engine.decode(first, bounded(values), chosen());
 
   function slider({ d, effect }) {
-    const label = document.createElement("label");
-    const name = document.createElement("span");
+    const group = document.createElement("div");
+    const name = document.createElement("input");
     const strip = document.createElement("canvas");
     const input = document.createElement("input");
     const [low, high] = range(chosen(), d);
     const visible = effect >= VISIBLE;
-    label.className = visible ? "" : "none";
-    name.textContent = `number ${d + 1}${visible ? "" : ", no visible effect"}`;
+    const place = `${chosen()}.${d}`, number = `number ${d + 1}`;
+    group.className = visible ? "" : "none";
+    Object.assign(name, {
+      type: "text", value: state.labels[place] ?? "", placeholder: `${number}${visible ? "" : ", no visible effect"}`,
+      maxLength: LONGEST_LABEL, title: "click to name it", autocomplete: "off",
+    });
+    name.setAttribute("aria-label", `name of ${number}`);
+    name.oninput = () => {
+      state.labels[place] = name.value;
+      toAddress();
+    };
+    name.onchange = draw; // the curves of the numbers have the names, too
     strip.width = 28 * PICTURES * 2;
     strip.height = Math.round(28 * HEIGHT / WIDTH) * 2;
     strip.setAttribute("aria-label", "pictures from −2 to 2 standard deviations");
     Object.assign(input, { type: "range", min: Math.min(low, pose[d]), max: Math.max(high, pose[d]), step: "any", value: pose[d] });
+    input.setAttribute("aria-label", number);
     input.oninput = () => {
       pose[d] = Number(input.value);
       decoded();
     };
-    label.append(name, strip, input);
+    group.append(name, strip, input);
     strips.push({ d, strip });
-    return label;
+    return group;
   }
 
   function drawPose() {

@@ -20,6 +20,7 @@ const look = { drawing, range: drawing || entry.source === "file" ? [0, 1] : [fa
 const state = {
   sample: 0, image: null, chosen: null, step: null, equal: false, layer: null, window: null, iterations: null,
   temperature: 0, whole: null, change: "turn", amount: 0,
+  labels: {}, // names that the user gave to sliders, by `<class>.<number of the pose>`
 };
 let image = null; // the network's input; null if nothing is drawn or chosen
 let result = null; // of the first network; null without an image
@@ -83,6 +84,9 @@ const CHANGES = { // the largest change of each kind, and its unit
   shear: { largest: 0.8, unit: "", name: "sheared by", digits: 2 },
 };
 const LONGEST = 4096; // values of an image in the address, two characters for three of them
+const LONGEST_LABEL = 24; // ours: characters that fit above a slider
+const LABEL = /^label\.(\d+\.\d+)$/;
+const labelOf = (k, d) => state.labels[`${k}.${d}`] || `number ${d + 1}`;
 const KEYS = {
   chosen: Number, step: Number, equal: (text) => text === "true", layer: Number, window: Number, iterations: Number,
   temperature: Number, whole: Number, change: String, amount: Number,
@@ -95,6 +99,8 @@ function toAddress() {
   else if (state.image && state.image.length <= LONGEST) parts.push(`image=${Pictures.asText(state.image)}`);
   for (const key of Object.keys(KEYS))
     if (state[key] !== null && state[key] !== USUAL[key]) parts.push(`${key}=${state[key]}`);
+  for (const [place, label] of Object.entries(state.labels))
+    if (label) parts.push(`label.${place}=${encodeURIComponent(label)}`);
   history.replaceState(null, "", `#${parts.join("&")}`);
 }
 
@@ -109,6 +115,10 @@ function fromAddress() {
   for (const [key, read] of Object.entries(KEYS)) if (given.has(key)) {
     const value = read(given.get(key));
     if (isKnown(key, value)) state[key] = value;
+  }
+  for (const [key, label] of given) {
+    const place = LABEL.exec(key)?.[1];
+    if (place) state.labels[place] = label.slice(0, LONGEST_LABEL);
   }
   const text = given.get("image");
   try {

@@ -13,6 +13,14 @@ window.probe = {
     input.value = value === null ? input.max : value;
     input.oninput({ target: input });
   },
+  texts: [], // drawn on canvases since keepTexts
+  keepTexts: () => {
+    const { prototype } = CanvasRenderingContext2D, { fillText } = prototype;
+    prototype.fillText = function (text, ...rest) {
+      probe.texts.push(text);
+      fillText.call(this, text, ...rest);
+    };
+  },
   state: () => ({ ...explorer.state, image: null }),
   sections: () => [...document.querySelectorAll("section:not(#about):not([hidden])")].map(({ id }) => id),
   counter: () => getComputedStyle(document.querySelector("#em h2"), "::before").content,

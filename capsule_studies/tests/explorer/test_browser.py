@@ -159,8 +159,15 @@ def test_page_works_in_a_browser(browser: Any, file: Path, digit: torch.Tensor) 
     opened.wait("location.hash.startsWith('#image=')")
 
     before = opened.probe("pixels", "decoded")
-    opened.probe("move", ["#sliders input", None])
+    opened.probe("move", ["#sliders input[type=range]", None])
     assert opened.probe("pixels", "decoded") != before
+
+    page.evaluate("probe.keepTexts()")
+    for name in page.locator("#sliders input[type=text]").all():
+        name.fill("slant & <width>")
+        name.blur()
+    opened.wait("location.hash.includes('=slant%20%26%20%3Cwidth%3E')")
+    opened.wait("probe.texts.includes('slant & <width>')")
 
     page.check("#equal")
     opened.shows("#pose", "for this class in the painted digits")
@@ -182,6 +189,10 @@ def test_page_works_in_a_browser(browser: Any, file: Path, digit: torch.Tensor) 
     # sixteen grey values in an address
     assert again.probe("scores") == pytest.approx(scores, abs=0.1)
     assert again.probe("state") == state
+    for name in again.page.locator("#sliders input[type=text]").all():
+        assert name.input_value() == "slant & <width>"
+        name.fill("")
+    again.wait("!location.hash.includes('label')")
     for each in (opened, again):
         (request,) = each.requests
         address, _, _ = request.partition("#")  # some browsers leave out what follows

@@ -24,6 +24,7 @@ from capsule_lab.networks import (
 )
 from capsule_lab.routing import SelfRouting
 from capsule_lab.types import Batch, CapsuleOutput
+from capsule_studies.meanings import MEANINGS, meanings_of
 from capsule_studies.subject import OF_PAIRS, Answer, Subject
 from capsule_studies.tests.subjects import CLASSES, moved, quarter_turn, small_network, subject
 from tests.helpers.networks import small_capsnet
@@ -170,7 +171,7 @@ def ask(name: str, questioned: Subject, **options: Any) -> Answer:
 
 
 def test_every_option_has_a_row() -> None:
-    assert {name.split(" ")[0] for name in ROWS} == {*options_of("what")}
+    assert {name.split(" ")[0] for name in ROWS} == {*options_of("what")} == {*MEANINGS}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,8 @@ def test_question_gives_numbers_rows_and_figures_and_changes_nothing(
     if isinstance(network, AbstractPairNetwork):
         assert name.split(" ")[0] in OF_PAIRS
     assert answer.numbers.keys() >= set(row.numbers)
+    for key in answer.numbers:
+        assert meanings_of(name.split(" ")[0], [key]), f"{key} has no sentence in MEANINGS"
     if name != "decoder":  # has rows of recognised classes only
         assert bool(answer.rows) is row.rows
     figures = answer.draw()
