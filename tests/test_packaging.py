@@ -111,6 +111,7 @@ def core(environment: Environment) -> Path:
 
 
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.whole
 def test_wheel_has_the_license(name: str, wheels: dict[str, Path]) -> None:
     with zipfile.ZipFile(wheels[name]) as archive:
         (license_file,) = [
@@ -141,6 +142,7 @@ def test_metadata_of_the_wheel_has_name_license_and_script(core: Path) -> None:
     assert "Creative Commons Attribution 4.0" in digits.read_text()
 
 
+@pytest.mark.whole
 def test_core_alone_finds_its_own_commands_options_and_tables(
     environment: Environment, tmp_path: Path
 ) -> None:

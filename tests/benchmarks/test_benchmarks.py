@@ -19,6 +19,7 @@ from benchmarks.roofline import Work
 from capsule_lab.config.folders import options_of
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.lit.captured_step import EAGER_STEPS
+from tests.helpers.tiers import whole_but
 
 SMALL = [
     "device=cpu",
@@ -496,7 +497,7 @@ def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         worker.call(os._exit, 1)
 
 
-@pytest.mark.parametrize("model", ["capsnet", "em_caps_small"])
+@pytest.mark.parametrize("model", whole_but(["capsnet", "em_caps_small"], "capsnet"))
 def test_replayed_steps_are_those_that_are_timed(model: str) -> None:
     case = replace(small_case(model), form="fused")
     plain = models.build_step(case)
@@ -525,6 +526,7 @@ def test_traffic_counts_arguments_and_results_once() -> None:
     assert counted.moved == {"add": 4 * (2 + 6 + 6), "neg": 4 * (6 + 6)}
 
 
+@pytest.mark.whole
 def test_traffic_of_a_model_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     traffic.main(small_config("models=[em_caps_small]", "precisions=[bf16-mixed]"))
     shown = capsys.readouterr().out

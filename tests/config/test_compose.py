@@ -19,6 +19,7 @@ from capsule_lab.config.composition import to_container
 from capsule_lab.config.folders import conf_dir, groups, options_of
 from capsule_lab.errors import ConfigError
 from capsule_lab.types import DataSpec
+from tests.helpers.tiers import whole_but
 
 MODELS = options_of("model")
 KINDS = ["capsnet", "cnn_baseline", "em_caps"]
@@ -49,7 +50,10 @@ def head_of(text: str) -> list[str]:
     return [*itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())]
 
 
-@pytest.mark.parametrize("experiment", options_of("experiment"))
+QUICK = ("quickstart", "mnist_fast", "multimnist_tutorial", "hinton2011/affine", "sabour2017/mnist")
+
+
+@pytest.mark.parametrize("experiment", whole_but(options_of("experiment"), *QUICK))
 def test_every_experiment_is_built_as_its_head_says(experiment: str) -> None:
     """The head has a command, expectations or hardware, and the right number of parameters if it has one."""
     text = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()

@@ -235,6 +235,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("scores", ["lengths", pytest.param("logits", marks=pytest.mark.slow)])
 def test_a_network_learns_them_and_predict_names_them(cli: Cli, scores: str) -> None:

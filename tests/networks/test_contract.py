@@ -78,7 +78,7 @@ def parameters_of_preset(name: str, data: str) -> str:
         return str(error)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", whole_but(PRESETS, "capsnet", "cnn_small", "em_caps"))
 def test_the_head_of_a_preset_says_how_many_parameters_it_has(name: str) -> None:
     file = conf_dir() / "model" / f"{name}.yaml"
     head, _, _ = file.read_text().partition("defaults:")

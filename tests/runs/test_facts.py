@@ -99,7 +99,7 @@ def test_smoke_run_records_what_it_did(cli: Cli, tmp_path: Path) -> None:
         pytest.param(["trainer.limit_train_batches=1"], 128, 0.5, marks=pytest.mark.whole),
         (["trainer.max_epochs=-1", "trainer.max_steps=6"], 384, 1.5),
         (["data.train_images=100"], 128, 2),
-        (["trainer.accumulate_grad_batches=2"], 512, 2),
+        pytest.param(["trainer.accumulate_grad_batches=2"], 512, 2, marks=pytest.mark.whole),
     ],
 )
 def test_images_and_epochs_of_training_are_counted(
@@ -122,6 +122,7 @@ def test_validation_counts_its_images(tiny: Tiny, tmp_path: Path) -> None:
     assert counts(train(tiny(*few), tmp_path / "run"))["val"] == 20
 
 
+@pytest.mark.whole
 def test_resumed_run_counts_the_images_of_all_its_processes(
     tiny: Tiny, trained: Trained, tmp_path: Path
 ) -> None:

@@ -185,6 +185,7 @@ def on_terminal(table: Table, entries: list[Entry], width: int) -> str:
     return console.file.getvalue()
 
 
+@pytest.mark.whole
 def test_precisions_are_not_mixed_in_a_column(cli: Cli, table_file) -> None:
     file = table_file(rows=[{"name": "one", "overrides": ["trainer.precision=auto"]}])
     first, second = cells_of(file)

@@ -51,7 +51,7 @@ def _size(cell: TrainingCell) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", whole_but(SHIPPED, *QUICK))
 @needs_studies
 def test_head_of_a_shipped_table_names_command_cost_and_expectation(name: str) -> None:
     head = shipped(name).head

@@ -34,6 +34,7 @@ def made(*arguments: Any, **options: Any) -> dict[str, checks.Check]:
     return {each.name: each for each in checks.checks(*arguments, **options)}
 
 
+@pytest.mark.whole
 def test_every_check_is_made(attacked: AttackedRun) -> None:
     results = made(attacked, bim, "cross_entropy", [0.1, 0.3], images=4, baseline=attacked)
     assert list(results) == [
@@ -55,11 +56,13 @@ def test_every_check_is_made(attacked: AttackedRun) -> None:
     assert "epsilon 1.2" in results["large budget"].found
 
 
+@pytest.mark.whole
 def test_the_white_box_of_the_training_loss_is_of_logits(attacked: AttackedRun) -> None:
     results = made(attacked, fgsm, "training", [0.2], images=2, baseline=attacked)
     assert "white box" in results
 
 
+@pytest.mark.whole
 def test_attacks_that_are_bounded_in_length_are_compared_with_such(attacked: AttackedRun) -> None:
     """An epsilon of 1.5 is the length of the whole change, so that random noise changes few predictions."""
     found = made(attacked, partial(pgd, steps=3, norm="l2"), "cross_entropy", [1.5], images=8)

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pandas as pd
+import pytest
 import torch
 from torch import Tensor
 
@@ -35,6 +36,7 @@ def asked(*, knows: bool = True) -> Subject:
     return subject(KnowsTheImage(knows=knows), images=48)
 
 
+@pytest.mark.whole
 def test_poses_with_the_position_explain_more_than_the_class() -> None:
     options = {**FEW, "epochs": 200, "hidden": (64,), "learning_rate": 0.006}
     knows = decoder(asked(), **options).numbers

@@ -71,6 +71,7 @@ def test_others_have_the_same_or_another_label() -> None:
         assert not (is_itself & ~is_alone).any()
 
 
+@pytest.mark.whole
 def test_statistics_are_estimated_again_and_restored() -> None:
     routing = partial(NormalisedEMRouting, iterations=2)
     asked = subject(small_network("em_caps", routing=routing, class_routing={}))

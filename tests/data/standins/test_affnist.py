@@ -78,6 +78,7 @@ def test_whole_digit_is_inside_the_image():
     assert error.abs().max() < 0.05
 
 
+@pytest.mark.whole
 def test_places_inside_the_image_are_uniform_and_independent():
     """A spot of 5x5 pixels can be put in 36x36 places."""
     count = 20000
