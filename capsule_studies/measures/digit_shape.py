@@ -52,10 +52,10 @@ def _shape(ink: Array) -> list[float]:
     area = stroke.sum() / _SCALE**2
     thickness = 2 * _ridge(stroke).mean() / _SCALE
 
-    down, right = ink.nonzero()
-    weight = ink[down, right]
-    down = down - np.average(down, weights=weight)
-    right = right - np.average(right, weights=weight)
+    rows, columns = ink.nonzero()
+    weight = ink[rows, columns]
+    down = rows - np.average(rows, weights=weight)
+    right = columns - np.average(columns, weights=weight)
     shear = (weight * down * right).sum() / (weight * down**2).sum()
     slant = np.rad2deg(np.arctan(-shear))
     width = _extent(right - shear * down, weight) / _SCALE

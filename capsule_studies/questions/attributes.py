@@ -225,14 +225,15 @@ def _sheets(
 ) -> dict[str, Figure]:
     """Draw for some attributes the decoded images with the component of each class that correlates most changed."""
     examples = example_of_each_class(output, subject.labels)
-    classes = subject.labels.new_tensor([*examples])
-    numbers = subject.labels.new_tensor([*examples.values()])
+    labels = sorted(examples)
+    classes = subject.labels.new_tensor(labels)
+    numbers = subject.labels.new_tensor([examples[label] for label in labels])
     steps = steps_of(output)
     decoded = perturbed_reconstructions(network, select_images(output, numbers), classes, steps)
     figures = {}
     for attribute in _DRAWN:
         pictures, rows = [], []
-        for label, of_image in zip(examples, decoded, strict=True):
+        for label, of_image in zip(labels, decoded, strict=True):
             of_attribute = correlations[label][ATTRIBUTES.index(attribute)]
             component = int(of_attribute.abs().argmax())
             pictures.append(of_image[component])

@@ -53,12 +53,16 @@ class KnowsTheShape(AbstractNetwork):
 
 
 def asked(basis: Tensor, contrast: float = 1.0) -> Subject:
-    def batch(batch: Batch) -> Batch:
+    def batch(original: Batch, images: int) -> Batch:
         # standardised pixels are below 0 on the background
-        return batch._replace(images=batch.images * contrast + (1 - contrast) / 2)
+        pixels = original.images[:images] * contrast + (1 - contrast) / 2
+        return Batch(pixels, original.labels[:images], original.key[:images])
 
-    network = KnowsTheShape(basis)
-    return replace(subject(network), batches=[batch(BARS)], training=lambda _: [batch(TRAINING)])
+    return replace(
+        subject(KnowsTheShape(basis)),
+        batches=[batch(BARS, len(BARS.labels))],
+        training=lambda images: [batch(TRAINING, images)],
+    )
 
 
 AXES = torch.eye(DIM, dtype=torch.float64)
