@@ -50,17 +50,22 @@ def _shape(ink: Array) -> list[float]:
     """Return the attributes of an enlarged image, in the order of their names."""
     stroke = ink >= _STROKE
     area = stroke.sum() / _SCALE**2
-    thickness = 2 * _ridge(stroke).mean() / _SCALE
+    distance = _ridge(stroke).mean()
+    thickness = 2 * distance / _SCALE
 
     rows, columns = ink.nonzero()
     weight = ink[rows, columns]
     down = rows - np.average(rows, weights=weight)
     right = columns - np.average(columns, weights=weight)
-    shear = (weight * down * right).sum() / (weight * down**2).sum()
-    slant = np.rad2deg(np.arctan(-shear))
-    width = _extent(right - shear * down, weight) / _SCALE
+    covariance = np.average(down * right, weights=weight)
+    variance = np.average(down**2, weights=weight)
+    shear = covariance / variance
+    slant = np.arctan(-shear)
+    across = right - shear * down
+    width = _extent(across, weight) / _SCALE
     height = _extent(down, weight) / _SCALE
-    return [area, area / thickness, thickness, slant, width, height]
+    length = area / thickness
+    return [area, length, thickness, np.rad2deg(slant), width, height]
 
 
 def _ridge(stroke: Array) -> Array:
@@ -76,5 +81,6 @@ def _extent(position: Array, weight: Array) -> float:
     """Return the length of the interval that contains all but the outermost weights."""
     order = position.argsort()
     share = weight[order].cumsum() / weight.sum()
-    first, last = np.interp([_OUTSIDE / 2, 1 - _OUTSIDE / 2], share, position[order])
+    left = _OUTSIDE / 2
+    first, last = np.interp([left, 1 - left], share, position[order])
     return float(last - first)
