@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from capsule_lab.types import Batch
+from capsule_lab.types import Batch, CapsuleOutput
 from capsule_studies.images import joined_labels
 from capsule_studies.subject import Subject
 
@@ -29,11 +29,22 @@ def pose_features(subject: Subject) -> Features:
     If class capsules have poses, it is the pose of the label's capsule: with the label given, classification plays no
     role. Otherwise, it is 16 principal components of the input of the last layer with weights.
     """
-    output = subject.outputs(subject.batches[:1])
-    if output.capsules is not None and output.capsules.poses.shape[2]:
+    if has_poses(subject.outputs(subject.batches[:1])):
         return lambda batches: label_poses(subject, batches)
     components = principal_components(last_features(subject, subject.batches))
     return lambda batches: components(last_features(subject, batches))
+
+
+def has_poses(output: CapsuleOutput) -> bool:
+    """Return whether class capsules have poses."""
+    return output.capsules is not None and output.capsules.poses.shape[2] > 0
+
+
+def check_poses(subject: Subject, output: CapsuleOutput) -> None:
+    """Raise a ``ValueError`` if class capsules have no poses."""
+    if not has_poses(output):
+        name = type(subject.network).__name__
+        raise ValueError(f"{name} has no poses; expected a network of class capsules with poses")
 
 
 def label_poses(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "image dim"]:

@@ -36,7 +36,7 @@ from capsule_lab.losses import reconstruction_loss
 from capsule_lab.networks.base import decode_one
 from capsule_lab.types import Batch, CapsuleOutput
 from capsule_studies.images import joined_images, joined_labels
-from capsule_studies.measures.features import of_label
+from capsule_studies.measures.features import check_poses, of_label
 from capsule_studies.subject import Answer, Subject, question
 
 _BATCH = 128  # Sabour 2017, official code
@@ -84,11 +84,7 @@ def decoder(
     check_number("learning_rate", learning_rate, above=0)
     check_widths("what=decoder", hidden=hidden)
     output: Any = subject.outputs()
-    if output.capsules is None or not output.capsules.poses.shape[2]:
-        name = type(subject.network).__name__
-        raise ValueError(
-            f"{name} has no poses to decode; expected a network of class capsules with poses"
-        )
+    check_poses(subject, output)
     training = subject.training(training_images)
     fitted_on = _examples(training, subject.outputs(training))
     poses = of_label(fitted_on.poses, fitted_on.labels)  # [image dim]

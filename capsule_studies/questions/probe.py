@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from capsule_lab.errors import check_number
 from capsule_lab.types import Batch
 from capsule_studies.images import joined_images, joined_labels
-from capsule_studies.measures.features import label_poses, last_features
+from capsule_studies.measures.features import has_poses, label_poses, last_features
 from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, question
 
@@ -127,9 +127,8 @@ def _views(subject: Subject, batches: Sequence[Batch]) -> _Views:
     columns = dict(zip(subject.factors, factors_by_column, strict=True))
     angle = np.deg2rad(_DEGREES * columns["azimuth"])
     lamps = np.eye(_LAMPS)[columns["lighting"]]
-    output = subject.outputs(batches[:1])
-    has_poses = output.capsules is not None and output.capsules.poses.shape[2]
-    features_of = label_poses if has_poses else last_features
+    first = subject.outputs(batches[:1])
+    features_of = label_poses if has_poses(first) else last_features
     features = features_of(subject, batches)
     pixels = joined_images(batches).flatten(1)
     return _Views(

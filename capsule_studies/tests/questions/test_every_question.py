@@ -39,7 +39,7 @@ def of(kind: str) -> Subject:
     shape = (1, 24, 24)
     if kind == "with a decoder":
         network = small_capsnet(shape, CLASSES, decoder=[8])
-        return subject(network, images=16)
+        return subject(network, images=40)
     if kind == "pairs":
         changes = {"translation": moved, "rotation": quarter_turn}
         pairs = TransformingAutoencoder(shape, capsules=10)
@@ -50,6 +50,8 @@ def of(kind: str) -> Subject:
     if kind == "without poses":
         routing = partial(SelfRouting, poses=False)
         return subject(small_network("capsnet", routing=routing))
+    if kind == "em_caps of 40":
+        return subject(small_network("em_caps"), images=40)
     images = 24 if kind == "cnn" else 16
     return subject(small_network(kind), images=images)
 
@@ -140,7 +142,11 @@ CODES = ("primary/place_slope", "classes/rate_share", "classes/domain")
 SCORES = ("classes/3/t_score", "conv_capsules_1/d_score", "routing_gain")
 CLUSTERS = ("classes/3/tightness", "classes/1/auc", "classes/moved_together")
 REPLACED = ("own/error", "mean/error", "equal/error", "distance_of_own_from_mean")
+AXES = ("explained_by_components", "axis_gain", "slant/explained_by_pose")
+SHEETS = ("correlations", "slant", "thickness", "width")
 ROWS: dict[str, Row] = {
+    "attributes": Row("with a decoder", {"rotations": 3}, AXES, SHEETS, rows=True),
+    "attributes without a decoder": Row("em_caps of 40", NOTHING, AXES, SHEETS[:1], rows=True),
     "coding": Row("em_caps", {"shift": 2}, CODES, ("layers", "first_layer"), rows=True),
     "couplings": Row("em_caps", NOTHING, SCORES, ("histograms",)),
     "couplings of dynamic routing": Row("capsnet", {"iterations": 4}, LOGITS, ("histograms",)),
@@ -219,15 +225,55 @@ def darker_than_0(batch: Batch) -> Batch:
     return batch._replace(images=batch.images - 1)
 
 
+def blank(batch: Batch) -> Batch:
+    return batch._replace(images=torch.zeros_like(batch.images))
+
+
 def of_two_classes(batch: Batch) -> Batch:
     return batch._replace(labels=batch.labels % 2)
 
 
 DARK = partial(changed, "with a decoder", darker_than_0)
 TWO_CLASSES = partial(changed, "with a decoder", of_two_classes)
+BLANK = partial(changed, "with a decoder", blank)
 SHARED_TOY = partial(views, (2, 8))
+
+
+def few_training_images() -> Subject:
+    questioned = of("with a decoder")
+    few = of("em_caps").batches
+    return replace(questioned, training=lambda _: few)
+
+
+def two_channels() -> Subject:
+    network = small_capsnet((2, 24, 24), CLASSES)
+    questioned = subject(network)
+    batches = []
+    for batch in questioned.batches:
+        batches.append(batch._replace(images=batch.images.repeat(1, 2, 1, 1)))
+    return replace(questioned, batches=batches)
+
+
 FEW_VIEWS = partial(views, (7,), toys_of_training=(1,))
 REFUSED: list[tuple[str, str | Callable[[], Subject], dict[str, Any], str]] = [
+    ("attributes", "cnn", {}, "SmallCNN has no poses; expected a network of class capsules with"),
+    ("attributes", "without poses", {}, "CapsNet has no poses; expected"),
+    (
+        "attributes",
+        "em_caps",
+        {},
+        "4 of 16 images are of class 0; expected 10 or more, by a larger images",
+    ),
+    (
+        "attributes",
+        few_training_images,
+        {},
+        "4 of 16 images are of class 0; .* larger what.training_images",
+    ),
+    ("attributes", BLANK, {}, "image 0 is blank; expected bright strokes on black"),
+    ("attributes", two_channels, {}, "images have 2 channels; expected one, of bright strokes"),
+    ("attributes", "em_caps", {"rotations": 0}, "rotations is 0; expected 1 or more"),
+    ("attributes", "em_caps", {"training_images": 0}, "training_images is 0; expected 1 or more"),
     ("coding", "cnn", {}, "SmallCNN has no capsules; expected a capsule network"),
     ("coding", "em_caps", {"shift": 0}, "shift is 0; expected 1 to 23"),
     ("couplings", "cnn", {}, "SmallCNN has no routing; expected a capsule network"),
@@ -236,7 +282,12 @@ REFUSED: list[tuple[str, str | Callable[[], Subject], dict[str, Any], str]] = [
     ("crowding", "with a decoder", {"shift": 24}, "shift is 24; expected 0 to 23"),
     ("crowding", DARK, {}, "pixels are not in"),
     ("crowding", TWO_CLASSES, {}, "these images are of 2 classes; expected 3 or more"),
-    ("decoder", "cnn", {}, "SmallCNN has no poses to decode; expected a network of class capsules"),
+    (
+        "decoder",
+        "cnn",
+        {},
+        "SmallCNN has no poses; expected a network of class capsules with poses",
+    ),
     ("decoder", "em_caps", {"epochs": 0}, "epochs is 0"),
     ("decoder", "em_caps", {"learning_rate": 0.0}, "learning_rate is 0"),
     ("decoder", "em_caps", {"hidden": (0,)}, "what=decoder has hidden 0; expected 1 or more"),
