@@ -120,7 +120,7 @@ def sign(claim: dict[str, Any]) -> int:
 def effect_of(claim: dict[str, Any], folder: Path = RESULTS) -> Effect:
     """Compute the effect of a claim from the records in a folder, which has the files that a report writes."""
     if "comparison" in claim:
-        return _of_report(folder, **claim["comparison"])
+        return _of_report(folder, claim["comparison"])
     first = _sample(claim["first"], folder)
     paired = claim.get("paired", False)
     other = None
@@ -150,7 +150,10 @@ def _compared(first: pd.Series, second: pd.Series, *, paired: bool) -> Differenc
     return statistics.paired_difference([*first[seeds]], [*second[seeds]])
 
 
-def _of_report(folder: Path, file: str, name: str, row: str = "", column: str = "") -> Effect:
+def line_of(
+    folder: Path, file: str, name: str, row: str = "", column: str = ""
+) -> tuple[pd.DataFrame, pd.Series]:
+    """Return all comparisons of a table, and the line that a claim names."""
     frame = read_csv(folder / f"{file}_comparisons.csv")
     chosen = frame[frame["comparison"] == name]
     chosen = chosen[chosen["first"].str.startswith(row)]
@@ -159,7 +162,12 @@ def _of_report(folder: Path, file: str, name: str, row: str = "", column: str = 
         raise ValueError(
             f"{file}_comparisons.csv has {len(chosen)} lines of {name}, {row!r}, {column!r}; expected one"
         )
-    line = chosen.iloc[0]
+    return frame, chosen.iloc[0]
+
+
+def _of_report(folder: Path, source: dict[str, str]) -> Effect:
+    file = source["file"]
+    frame, line = line_of(folder, **source)
     found = _difference(line)
     paired = "paired" in line["test"] or found.error_of_clusters > 0
     runs = _runs_of_line(folder, file, line, "first")
@@ -197,7 +205,7 @@ def _difference(line: pd.Series) -> Difference:
 
 
 def _number(cell: Any) -> float:
-    return float(cell or "nan")
+    return float("nan") if cell == "" else float(cell)
 
 
 def _plan(file: str, frame: pd.DataFrame, line: pd.Series) -> Plan:
@@ -263,7 +271,7 @@ def _are_different_networks(claim: dict[str, Any]) -> bool:
 
 def _runs_of_sample(source: dict[str, str], folder: Path) -> pd.DataFrame:
     """Return the runs of a row of a file of runs."""
-    frame = pd.read_csv(folder / source["file"])
+    frame = read_csv(folder / source["file"])
     for key in ("column", "row", "network"):
         if key in source:
             matches = frame[key] == source[key]
