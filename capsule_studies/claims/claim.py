@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import yaml
 
 from capsule_lab.errors import CapsuleLabError, ConfigError, closest, printable
 from capsule_studies.claims.effects import Effect, effect_of
 from capsule_studies.claims.page import p_value, signed, title
 from capsule_studies.claims.read import ROOT, read
-from capsule_studies.claims.recompute import archives_of, recomputed
+from capsule_studies.claims.recompute import archives_of, recomputed, runs_of
 from capsule_studies.claims.verdicts import Judged, judged
 
 _TOLERANCE = 1e-4  # relative: values in results/ are rounded to six digits
@@ -74,9 +75,10 @@ def requested(arguments: Sequence[str]) -> Request:
 def _seeds(given: Any) -> tuple[int, ...]:
     if given is None:
         return ()
-    if not isinstance(given, list) or len({*given}) < 2:
-        raise ConfigError(f"seeds is {given}; expected a list of two or more, such as [200, 201]")
-    return tuple(given)
+    seeds = given if isinstance(given, list) else []
+    if len({*map(str, seeds)}) < 2 or not all(type(seed) is int for seed in seeds):
+        raise ConfigError(f"seeds is {given}; expected two or more numbers, such as [200,201]")
+    return tuple(seeds)
 
 
 def _recompute(claim: dict[str, Any]) -> int:
@@ -140,12 +142,9 @@ def _agree(before: Judged, now: Judged) -> bool:
         return False
     size = max(abs(before.effect.low), abs(before.effect.high))
     old, new = before.effect.found, now.effect.found
-    pairs = [
-        (old.estimate, new.estimate),
-        (before.effect.low, now.effect.low),
-        (before.effect.high, now.effect.high),
-    ]
-    return all(abs(one - other) <= _TOLERANCE * size for one, other in pairs)
+    numbers = [old.estimate, before.effect.low, before.effect.high]
+    new_numbers = [new.estimate, now.effect.low, now.effect.high]
+    return np.allclose(numbers, new_numbers, rtol=0, atol=_TOLERANCE * size)
 
 
 def _badge(each: Judged) -> str:
@@ -181,7 +180,7 @@ def _record(claim: dict[str, Any]) -> str:
     """Return the file of the recorded difference, or of the runs that give it."""
     if "comparison" in claim:
         return f"results/{claim['comparison']['file']}_comparisons.csv"
-    return ", ".join(f"results/{name}_runs.csv" for name in archives_of(claim))
+    return runs_of(claim)
 
 
 def _files(claim: dict[str, Any]) -> list[str]:

@@ -95,11 +95,15 @@ class Effect:
 
     def p_of_smaller(self, claim: dict[str, Any]) -> float:
         """Return the p value of a difference in the claimed direction that matters; small if there is none."""
-        return max(_p_of_smaller(test, claim, sign(claim)) for test in self.tests)
+        return self._p_of_less(claim["smallest"], sign(claim))
 
     def p_of_larger(self, claim: dict[str, Any]) -> float:
         """Return the p value of a difference in the other direction that matters; small if there is none."""
-        return max(_p_of_smaller(test, claim, -sign(claim)) for test in self.tests)
+        return self._p_of_less(claim["smallest"], -sign(claim))
+
+    def _p_of_less(self, smallest: float, direction: int) -> float:
+        """Return the p value of a difference of at least ``smallest`` in one direction."""
+        return max(_p_of_less(test, smallest, direction) for test in self.tests)
 
     @property
     def hedges_g(self) -> float | None:
@@ -303,9 +307,8 @@ def _source(sample: dict[str, str], folder: Path) -> str:
     return str(frame["source"].iloc[0]) if "source" in frame else "real"
 
 
-def _p_of_smaller(test: Difference, claim: dict[str, Any], direction: int) -> float:
-    towards = direction * test.estimate
-    statistic = (towards - claim["smallest"]) / test.error
+def _p_of_less(test: Difference, smallest: float, direction: int) -> float:
+    statistic = (direction * test.estimate - smallest) / test.error
     return float(student.cdf(statistic, test.df))
 
 

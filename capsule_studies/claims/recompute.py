@@ -33,9 +33,16 @@ def files_of(claim: dict[str, Any]) -> list[str]:
     """Return the names of the files of runs of a claim: a table of ``sweeps/`` has the same name."""
     if "comparison" in claim:
         return [claim["comparison"]["file"]]
-    sides = [claim[side] for side in ("first", "second") if isinstance(claim[side], dict)]
-    names = [side["file"].removesuffix(_RUNS) for side in sides]
+    names = []
+    for side in ("first", "second"):
+        if isinstance(claim[side], dict):
+            names.append(claim[side]["file"].removesuffix(_RUNS))
     return list(dict.fromkeys(names))
+
+
+def runs_of(claim: dict[str, Any]) -> str:
+    """Return the paths of the files of runs of a claim."""
+    return " and ".join(f"results/{name}{_RUNS}" for name in files_of(claim))
 
 
 def archives_of(claim: dict[str, Any]) -> dict[str, Path]:
@@ -49,10 +56,13 @@ def archives_of(claim: dict[str, Any]) -> dict[str, Path]:
 def recomputed(claim: dict[str, Any]) -> Recomputed:
     """Recompute an effect from the archives of its tables, and from the CSV of runs if they do not have its runs."""
     archives = archives_of(claim)
-    files = dict.fromkeys(path.relative_to(ROOT).as_posix() for path in archives.values())
+    files = {}
+    for archive in archives.values():
+        shown = archive.relative_to(ROOT).as_posix()
+        if not archive.is_file():
+            return _from_csv(claim, f"there is no archive {shown}")
+        files[shown] = archive
     names = " and ".join(files)
-    if not all(path.is_file() for path in archives.values()):
-        return _from_csv(claim, f"there is no archive {names}")
     with tempfile.TemporaryDirectory() as scratch:
         reports = Path(scratch) / "reports"
         for name, archive in archives.items():
@@ -114,6 +124,5 @@ def _write_report_of(name: str, runs: Path, folder: Path) -> None:
 
 def _from_csv(claim: dict[str, Any], why: str) -> Recomputed:
     effect = effect_of(claim)
-    files = " and ".join(f"results/{name}{_RUNS}" for name in files_of(claim))
     found = effect.over_runs or effect.found
-    return Recomputed(replace(effect, found=found), f"{files}, because {why}")
+    return Recomputed(replace(effect, found=found), f"{runs_of(claim)}, because {why}")

@@ -16,7 +16,7 @@ import yaml
 from capsule_lab.commands.tables import read_table
 from capsule_lab.errors import RunError
 from capsule_lab.tables import reader
-from capsule_lab.tables.schema import Table
+from capsule_lab.tables.schema import Column, Row, Table
 from capsule_studies.claims.effects import Effect, effect_of, line_of
 from capsule_studies.claims.read import RESULTS, ROOT
 from capsule_studies.claims.recompute import files_of, write_report
@@ -70,7 +70,10 @@ def parts_of(claim: dict[str, Any]) -> list[Part]:
             for key in ("column", "minus"):
                 if key in sample:
                     places.append((sample["row"], sample[key]))
-    return [_part(name, places) for name, places in of_files.items()]
+    parts = []
+    for name, places in of_files.items():
+        parts.append(_part(name, places))
+    return parts
 
 
 def _part(name: str, places: Sequence[tuple[str, str]]) -> Part:
@@ -79,21 +82,27 @@ def _part(name: str, places: Sequence[tuple[str, str]]) -> Part:
     rows = []
     columns = []
     for row, column in places:
-        rows += _named(row, {each.name: each.label for each in table.rows})
-        columns += _named(column, {each.name: each.label for each in table.columns})
+        rows += _named(row, table.rows)
+        columns += _named(column, table.columns)
     return Part(table, list(dict.fromkeys(rows)), list(dict.fromkeys(columns)))
 
 
-def _named(label: str, labels: dict[str, str]) -> list[str]:
-    equal = [name for name, other in labels.items() if other == label]
-    return equal or [name for name, other in labels.items() if other.startswith(label)]
+def _named(label: str, places: Sequence[Row] | Sequence[Column]) -> list[str]:
+    """Return the names of the rows or columns that have a label, or else of those whose label starts with it."""
+    equal = []
+    longer = []
+    for place in places:
+        if place.label == label:
+            equal.append(place.name)
+        elif place.label.startswith(label):
+            longer.append(place.name)
+    return equal or longer
 
 
 def new_seeds(parts: Sequence[Part]) -> list[int]:
-    """Return as many seeds as the tables have, above all that any table or record has."""
-    count = max(len(part.table.seeds) for part in parts)
+    """Return as many seeds as the first table has, above all that any table or record has."""
     first = max(used_seeds()) + 1
-    return list(range(first, first + count))
+    return list(range(first, first + len(parts[0].table.seeds)))
 
 
 def used_seeds() -> set[int]:

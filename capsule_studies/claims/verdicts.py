@@ -189,8 +189,11 @@ def _correct(members: list[Judged]) -> None:
 
 def _p_values_of_all(every: list[Judged]) -> list[float]:
     """Return the p values of all three tests: of no difference first, then of differences that matter."""
-    smaller = [each.effect.p_of_smaller(each.claim) for each in every]
-    larger = [each.effect.p_of_larger(each.claim) for each in every]
+    smaller = []
+    larger = []
+    for each in every:
+        smaller.append(each.effect.p_of_smaller(each.claim))
+        larger.append(each.effect.p_of_larger(each.claim))
     return [*_p_values(every), *smaller, *larger]
 
 

@@ -53,6 +53,7 @@ KEYS = {
     "command",
 }
 IDS = [claim["id"] for claim in CLAIMS]
+BY_ID = dict(zip(IDS, JUDGED, strict=True))
 
 
 def effect(low: float, high: float, p: float, count: int = 5) -> Effect:
@@ -119,7 +120,7 @@ SECOND = verdicts()
 
 
 def test_a_second_computation_has_the_same_claims() -> None:
-    assert [*SECOND] == [claim["id"] for claim in CLAIMS]
+    assert [*SECOND] == IDS
 
 
 @pytest.mark.parametrize("each", JUDGED, ids=IDS)
@@ -337,7 +338,7 @@ def test_the_page_explains_why_a_tables_equality_is_no_verdict(each: Judged) -> 
 
 def test_two_iterations_of_routing_pays_are_equal_before_the_correction_only() -> None:
     """By hand from results/routing_pays_comparisons.csv: one-sided p of (0.1 - 0.035) / 0.0323, 22 degrees."""
-    (each,) = [each for each in JUDGED if each.claim["id"] == "C-001"]
+    each = BY_ID["C-001"]
     uncorrected = stats.t.sf((0.1 - 0.0349998) / 0.0323376, 21.9842)
     assert uncorrected < statistics.LEVEL
     # as one of nine tests, of which four have smaller p values and two more that of another claim
@@ -516,7 +517,7 @@ ONE_MEASURE = "one measure that is chosen before its runs"
 
 def test_a_preliminary_claim_needs_five_runs() -> None:
     """Three runs with a large difference: fewer than five would find it, and give no verdict."""
-    (each,) = [each for each in JUDGED if each.claim["id"] == "C-075"]
+    each = BY_ID["C-075"]
     preliminary = replace(each, claim={**each.claim, "smallest": 20})
     assert preliminary.verdict == PRELIMINARY
     assert preliminary.needed is not None
@@ -615,6 +616,17 @@ def test_a_sample_against_a_number() -> None:
     expected = stats.ttest_1samp(values, 0.5)
     assert found.found.estimate == pytest.approx(values.mean() - 0.5)
     assert found.p == pytest.approx(expected.pvalue)
+
+
+def test_a_recorded_difference_of_zero_is_a_number(tmp_path: Path) -> None:
+    """A column of numbers has 0 where another line has an empty cell."""
+    lines = pd.read_csv(RESULTS / "iterations_or_gain_comparisons.csv")
+    lines["difference"] = 0.0
+    lines.to_csv(tmp_path / "iterations_or_gain_comparisons.csv", index=False)
+    runs = RESULTS / "iterations_or_gain_runs.csv"
+    (tmp_path / runs.name).write_text(runs.read_text())
+    source = {"comparison": {"file": "iterations_or_gain", "name": "gain"}}
+    assert effects.effect_of(source, tmp_path).found.estimate == 0
 
 
 OF_TWO_ROWS = {"file": "inside_capsules", "name": "tree"}

@@ -72,7 +72,8 @@ def test_published_numbers_are_those_of_the_tables_in_sweeps(each: Judged) -> No
             for table in tables:
                 known |= numbers_in(table)
     # of Ribeiro and Heinsen, the source has the accuracy
-    known |= {round(100 - float(right), 1) for right in re.findall(r"\(([\d.]+) %", source)}
+    for right in re.findall(r"\(([\d.]+) %", source):
+        known.add(round(100 - float(right), 1))
     for side in ("first", "second"):
         numbers = each.claim["published"][side]
         for number in numbers if isinstance(numbers, list) else [numbers]:
@@ -155,7 +156,7 @@ def test_share_of_the_papers_compute() -> None:
 
 def test_images_seen_come_from_the_records() -> None:
     """1,500 steps of 64, against 300,000 steps of 128."""
-    (each,) = [each for each in JUDGED if each.claim["id"] == "C-009"]
+    each = next(each for each in JUDGED if name(each) == "C-009")
     assert each.effect.images_seen == 96_000
     assert each.published is not None
     assert each.published.compute == pytest.approx(1500 * 64 / (300_000 * 128))
