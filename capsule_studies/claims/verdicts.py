@@ -46,9 +46,7 @@ CORRECTION = (
     "one family. Where two kinds of networks have the same seeds, the paired test and Welch's are both made, and the "
     "larger p counts; the interval is that of the table's test."
 )
-FEWEST = (
-    5  # ours: runs; with fewer, an interval depends more on the assumed distribution than on them
-)
+FEWEST = 5  # ours: with fewer runs, an interval depends more on the assumed distribution
 
 
 @dataclass
