@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tarfile
 import tempfile
@@ -15,7 +16,7 @@ from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.files import write_text
 from capsule_lab.system import protocol
 from capsule_lab.tables.schema import Table
-from capsule_studies.claims.effects import Effect, effect_of
+from capsule_studies.claims.effects import Effect, effect_of, read_csv
 from capsule_studies.claims.read import RESULTS, ROOT
 
 _RUNS = "_runs.csv"
@@ -68,11 +69,12 @@ def recomputed(claim: dict[str, Any]) -> Recomputed:
         for name, archive in archives.items():
             folder = Path(scratch) / name
             unpack(archive, folder)
+            _rename(folder)
             _write_report_of(name, folder, reports)
         try:
             effect = effect_of(claim, reports)
         except ValueError:
-            return _from_csv(claim, f"{names} does not have its runs under their hashes of today")
+            return _from_csv(claim, f"{names} does not have its runs")
     return Recomputed(effect, f"the run directories in {names}")
 
 
@@ -90,6 +92,23 @@ def unpack(archive: Path, folder: Path) -> None:
             f"{archive} cannot be unpacked: {one_line(error)}; expected an archive of run directories, as in the "
             "repository"
         ) from error
+
+
+def _rename(folder: Path) -> None:
+    """Give run directories the hash that their configuration has today, because options were renamed since.
+
+    ``results/configurations_now.csv`` has both hashes; a test composes the recorded commands to check them.
+    """
+    known = read_csv(RESULTS / "configurations_now.csv")
+    hash_now = dict(zip(known["recorded_hash"], known["hash_now"], strict=True))
+    for directory in [*folder.iterdir()]:
+        start, _, recorded = directory.name.rpartition("-")
+        now = hash_now.get(recorded, recorded)
+        if now != recorded:
+            file = directory / "metrics.json"
+            result = json.loads(file.read_text())
+            write_text(file, json.dumps({**result, "config_hash": now}))
+            directory.rename(directory.with_name(f"{start}-{now}"))
 
 
 def write_report(table: Table, folder: Path, overrides: Sequence[str] = ()) -> None:
