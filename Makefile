@@ -7,7 +7,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 CONFIGURATIONS := $(wildcard conf/[!_]*.yaml capsule_studies/conf/*.yaml)
 COMMANDS := $(sort $(basename $(notdir $(CONFIGURATIONS))))
-.PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims costs docs test test-all campaign fuzz lint distributions clean
+.PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims claim costs docs test test-all campaign fuzz lint distributions clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -76,6 +76,9 @@ docs: $(DOCS) ## build the documentation site in build/site, and execute its not
 
 claims: $(READY) ## write docs/claims.md and its short form in README.md from results/
 	@$(RUN) -m capsule_studies.claims
+
+claim: $(READY) ## recompute a claim from its records: id=C-001; train=true trains its rows with new seeds
+	@set -f; $(RUN) -m capsule_studies.claims.claim $(OVERRIDES)
 
 costs: $(READY) ## steps and hours of each experiment, from the records in results/
 	@$(RUN) -m tests.helpers.costs

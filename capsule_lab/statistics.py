@@ -37,6 +37,7 @@ class Difference:
         error, df: standard error of the estimate, and its degrees of freedom; of a bootstrap, the deviation of its
             draws, and the number of runs minus one.
         error_of_clusters: the part of the error that more runs do not reduce; 0 without a bootstrap.
+        g_error: the standard error in the unit of ``g``; ``None`` without ``g``.
     """
 
     estimate: float
@@ -52,6 +53,22 @@ class Difference:
     error: float = 0.0
     df: float = 0.0
     error_of_clusters: float = 0.0
+    g_error: float | None = None
+
+    @property
+    def g_interval(self) -> tuple[float, float] | None:
+        """95 % interval of Hedges' g: effects whose noncentral t distribution has the observed statistic as a quantile.
+
+        For pairs, the ratio of both deviations counts as known (Algina and Keselman 2003).
+        """
+        if self.g_error is None:
+            return None
+        from scipy.special import nctdtrinc
+
+        statistic = self.estimate / self.error
+        low = nctdtrinc(self.df, 1 - LEVEL / 2, statistic)
+        high = nctdtrinc(self.df, LEVEL / 2, statistic)
+        return self.g_error * float(low), self.g_error * float(high)
 
     @property
     def detectable(self) -> float | None:
@@ -117,10 +134,10 @@ def unpaired_difference(
     if error == 0:
         return difference
     spread = error / unit
-    g = None
+    known = replace(difference, spread=spread, error=error, df=df)
     if sum(counts) > 2:
-        g = estimate / spread * _small_sample(sum(counts) - 2)
-    return _by_t_test(replace(difference, g=g, spread=spread, error=error, df=df), margin)
+        known = _with_g(known, spread, sum(counts) - 2)
+    return _by_t_test(known, margin)
 
 
 def _welch(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
@@ -163,15 +180,23 @@ def paired_difference(
     difference = Difference(estimate, None, None, None, (count, count), test)
     if std == 0:
         return difference
-    g = None
+    error = std * math.sqrt(1 / count + overlap)
+    known = replace(difference, pairs=True, error=error, df=df)
     single = pooled([first, second])
     if single is not None:
-        g = estimate / single.std * _small_sample(2 * count - 2)
-    error = std * math.sqrt(1 / count + overlap)
-    known = replace(difference, g=g, pairs=True, error=error, df=df)
+        known = _with_g(known, single.std, 2 * count - 2)
     if overlap:
         return _by_t_test(replace(known, test=f"{test}, corrected for overlapping folds"), margin)
     return _by_t_test(replace(known, spread=std), margin)
+
+
+def difference_from(values: Sequence[float], number: float) -> Difference:
+    """Compare a sample with a number by Student's t-test."""
+    found = paired_difference(values, [number] * len(values))
+    found = replace(found, test="one-sample t-test")
+    if found.spread is None:
+        return found
+    return _with_g(found, found.spread, len(values) - 1)
 
 
 def resampled_difference(
@@ -394,6 +419,12 @@ def _power(shift: float, df: float, level: float = LEVEL) -> float:
     below = nct.cdf(-critical, df, shift)
     # both are NaN in scipy 1.17 for large shifts
     return float(np.nan_to_num(above, nan=1.0) + np.nan_to_num(below, nan=0.0))
+
+
+def _with_g(found: Difference, single: float, df: int) -> Difference:
+    """Add Hedges' g, the difference in deviations of ``single`` runs, which have ``df`` degrees of freedom."""
+    unit = _small_sample(df) / single
+    return replace(found, g=found.estimate * unit, g_error=found.error * unit)
 
 
 def _small_sample(df: int) -> float:

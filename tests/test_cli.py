@@ -364,5 +364,5 @@ def test_make_refuses_the_environment_of_another_clone(venv: Path) -> None:
 
 @needs_studies
 def test_make_help_lists_every_target() -> None:
-    others = "help setup plan bench gpu docs claims costs test test-all campaign fuzz lint distributions clean"
+    others = "help setup plan bench gpu docs claims claim costs test test-all campaign fuzz lint distributions clean"
     assert targets() == [*names(), *others.split()]

@@ -12,6 +12,7 @@ from capsule_lab.statistics import (
     LEVEL,
     Difference,
     Spread,
+    difference_from,
     holm,
     interval_over_clusters,
     interval_over_images,
@@ -59,6 +60,39 @@ def test_hedges_g_equals_its_formula() -> None:
     paired = paired_difference(FIRST, SECOND)
     assert unpaired.g == pytest.approx(expected)
     assert paired.g == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_interval_of_hedges_g_has_the_statistic_as_a_quantile(pairs: bool) -> None:
+    """The noncentral t distributions at both ends leave 2.5 % beyond the observed statistic."""
+    compare = paired_difference if pairs else unpaired_difference
+    found = compare(FIRST, SECOND)
+    low, high = found.g_interval
+    assert low < found.g < high
+    statistic = found.estimate / found.error
+    to_statistic = statistic / found.g
+    assert stats.nct.sf(statistic, found.df, low * to_statistic) == pytest.approx(0.025, rel=1e-3)
+    assert stats.nct.cdf(statistic, found.df, high * to_statistic) == pytest.approx(0.025, rel=1e-3)
+
+
+def test_hedges_g_of_no_difference_has_an_interval() -> None:
+    found = unpaired_difference([1.0, 2.0, 3.0], [2.0, 1.0, 3.0])
+    low, high = found.g_interval
+    assert found.g == 0
+    assert low == pytest.approx(-high)
+    assert high > 0
+
+
+def test_difference_from_a_number_equals_scipy() -> None:
+    found = difference_from(FIRST, 0.3)
+    expected = stats.ttest_1samp(FIRST, 0.3)
+    interval = expected.confidence_interval(0.95)
+    assert found.p == pytest.approx(expected.pvalue)
+    assert [found.low + 0.3, found.high + 0.3] == pytest.approx([interval.low, interval.high])
+    count = len(FIRST)
+    correction = 1 - 3 / (4 * (count - 1) - 1)
+    g = (np.mean(FIRST) - 0.3) / np.std(FIRST, ddof=1) * correction
+    assert found.g == pytest.approx(g)
 
 
 @pytest.mark.parametrize(

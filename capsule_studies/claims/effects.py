@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class Effect:
         real: whether the data are real, not a stand-in.
         other: the test with the other pairing, for two kinds of networks with the same seeds; the larger p counts.
         p_of_report: p of no difference after the correction of the report, if the difference comes from one.
+        over_runs: the difference over runs alone, which has Hedges' g; ``found`` unless that is a bootstrap.
+        images_seen: training images that a network of the first sample has seen; ``None`` if no record says it.
     """
 
     found: Difference
@@ -60,6 +63,8 @@ class Effect:
     plan: Plan = Plan()
     other: Difference | None = None
     p_of_report: float = 0.0
+    over_runs: Difference | None = None
+    images_seen: int | None = None
 
     @property
     def count(self) -> int:
@@ -90,7 +95,25 @@ class Effect:
 
     def p_of_smaller(self, claim: dict[str, Any]) -> float:
         """Return the p value of a difference in the claimed direction that matters; small if there is none."""
-        return max(_p_of_smaller(test, claim) for test in self.tests)
+        return self._p_of_less(claim["smallest"], sign(claim))
+
+    def p_of_larger(self, claim: dict[str, Any]) -> float:
+        """Return the p value of a difference in the other direction that matters; small if there is none."""
+        return self._p_of_less(claim["smallest"], -sign(claim))
+
+    def _p_of_less(self, smallest: float, direction: int) -> float:
+        """Return the p value of a difference of at least ``smallest`` in one direction."""
+        return max(_p_of_less(test, smallest, direction) for test in self.tests)
+
+    @property
+    def hedges_g(self) -> float | None:
+        """The difference in standard deviations of single runs, corrected for small samples."""
+        return (self.over_runs or self.found).g
+
+    @property
+    def hedges_g_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of ``hedges_g``."""
+        return (self.over_runs or self.found).g_interval
 
 
 def sign(claim: dict[str, Any]) -> int:
@@ -98,37 +121,44 @@ def sign(claim: dict[str, Any]) -> int:
     return {"less": -1, "more": 1}[claim["expects"]]
 
 
-def effect_of(claim: dict[str, Any]) -> Effect:
-    """Compute the effect of a claim from the records."""
+def effect_of(claim: dict[str, Any], folder: Path = RESULTS) -> Effect:
+    """Compute the effect of a claim from the records in a folder, which has the files that a report writes."""
     if "comparison" in claim:
-        return _of_report(**claim["comparison"])
-    first = _sample(claim["first"])
+        return _of_report(folder, claim["comparison"])
+    first = _sample(claim["first"], folder)
     paired = claim.get("paired", False)
     other = None
     if isinstance(claim["second"], dict):
-        second = _sample(claim["second"])
+        second = _sample(claim["second"], folder)
         if _are_different_networks(claim):
             other = _other_test(first, second, paired=paired)
+        found = _compared(first, second, paired=paired)
     else:
         # a number, with which every run is compared
-        second = pd.Series(float(claim["second"]), first.index)
         paired = True
-    if paired:
-        seeds = first.index.intersection(second.index)
-        first = first[seeds]
-        second = second[seeds]
-    compare = statistics.paired_difference if paired else statistics.unpaired_difference
-    found = compare([*first], [*second])
+        found = statistics.difference_from([*first], float(claim["second"]))
     if found.low is None or found.high is None or found.p is None:
         raise ValueError(
             f"{claim['claim']} has samples without a deviation; expected several different values"
         )
-    source = claim.get("source", _source(claim["first"]))
-    return Effect(found, paired, source == "real", other=other)
+    source = claim.get("source", _source(claim["first"], folder))
+    images_seen = _images_seen(_runs_of_sample(claim["first"], folder))
+    return Effect(found, paired, source == "real", other=other, images_seen=images_seen)
 
 
-def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
-    frame = read_csv(RESULTS / f"{file}_comparisons.csv")
+def _compared(first: pd.Series, second: pd.Series, *, paired: bool) -> Difference:
+    """Compare two samples; of pairs, only the seeds that both have."""
+    if not paired:
+        return statistics.unpaired_difference([*first], [*second])
+    seeds = first.index.intersection(second.index)
+    return statistics.paired_difference([*first[seeds]], [*second[seeds]])
+
+
+def line_of(
+    folder: Path, file: str, name: str, row: str = "", column: str = ""
+) -> tuple[pd.DataFrame, pd.Series]:
+    """Return all comparisons of a table, and the line that a claim names."""
+    frame = read_csv(folder / f"{file}_comparisons.csv")
     chosen = frame[frame["comparison"] == name]
     chosen = chosen[chosen["first"].str.startswith(row)]
     chosen = chosen[chosen["first_column"].str.startswith(column)]
@@ -136,16 +166,30 @@ def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
         raise ValueError(
             f"{file}_comparisons.csv has {len(chosen)} lines of {name}, {row!r}, {column!r}; expected one"
         )
-    line = chosen.iloc[0]
+    return frame, chosen.iloc[0]
+
+
+def _of_report(folder: Path, source: dict[str, str]) -> Effect:
+    file = source["file"]
+    frame, line = line_of(folder, **source)
     found = _difference(line)
     paired = "paired" in line["test"] or found.error_of_clusters > 0
+    runs = _runs_of_line(folder, file, line, "first")
+    first = _values(runs)
+    second = _values(_runs_of_line(folder, file, line, "second"))
     other = None
     if line["first"] != line["second"] and "t-test" in line["test"]:
-        first = _values(file, line, "first")
-        second = _values(file, line, "second")
         other = _other_test(first, second, paired=paired)
-    plan = _plan(file, frame, line)
-    return Effect(found, paired, line["source"] == "real", plan, other, float(line["p_holm"]))
+    return Effect(
+        found,
+        paired,
+        line["source"] == "real",
+        _plan(file, frame, line),
+        other,
+        float(line["p_holm"]),
+        _compared(first, second, paired=paired),
+        _images_seen(runs),
+    )
 
 
 def _difference(line: pd.Series) -> Difference:
@@ -165,7 +209,7 @@ def _difference(line: pd.Series) -> Difference:
 
 
 def _number(cell: Any) -> float:
-    return float(cell or "nan")
+    return float("nan") if cell == "" else float(cell)
 
 
 def _plan(file: str, frame: pd.DataFrame, line: pd.Series) -> Plan:
@@ -192,23 +236,34 @@ def _plan(file: str, frame: pd.DataFrame, line: pd.Series) -> Plan:
     )
 
 
-def _values(file: str, line: pd.Series, side: str) -> pd.Series:
-    """Return the values of the ``first`` or ``second`` row of a comparison by seed."""
-    runs = read_csv(RESULTS / f"{file}_runs.csv")
+def _runs_of_line(folder: Path, file: str, line: pd.Series, side: str) -> pd.DataFrame:
+    """Return the runs of the ``first`` or ``second`` row of a comparison."""
+    runs = read_csv(folder / f"{file}_runs.csv")
     runs = runs[runs["status"] == "done"]
     runs = runs[runs["source"] == line["source"]]
     runs = runs[runs["row"] == line[side]]
-    runs = runs[runs["column"] == line[f"{side}_column"]]
-    values = runs["value"].astype(float)
-    return pd.Series(values.to_numpy(), runs["seed"])
+    return runs[runs["column"] == line[f"{side}_column"]]
+
+
+def _values(runs: pd.DataFrame, column: str = "value") -> pd.Series:
+    """Return the values of runs by seed."""
+    return runs.set_index("seed")[column].astype(float)
+
+
+def _images_seen(runs: pd.DataFrame) -> int | None:
+    """Return steps times batch size, if the records have both."""
+    if "steps" not in runs or "command" not in runs:
+        return None
+    run = runs.iloc[0]
+    batch = re.search(r"data\.batch_size=(\d+)", run["command"])
+    return None if batch is None else int(run["steps"]) * int(batch[1])
 
 
 def _other_test(first: pd.Series, second: pd.Series, *, paired: bool) -> Difference | None:
     """Return Welch's test in place of a paired one, or the reverse; ``None`` if the seeds are not the same."""
     if sorted(first.index) != sorted(second.index) or len(first) < 2:
         return None
-    compare = statistics.unpaired_difference if paired else statistics.paired_difference
-    found = compare([*first], [*second[first.index]])
+    found = _compared(first, second, paired=not paired)
     return found if found.error else None
 
 
@@ -218,12 +273,9 @@ def _are_different_networks(claim: dict[str, Any]) -> bool:
     return any(first.get(key) != second.get(key) for key in keys)
 
 
-def _sample(source: dict[str, str]) -> pd.Series:
-    """Return the values of a row of a file of runs by seed.
-
-    ``value`` names the column of values; ``minus`` another column of the same runs, which is subtracted.
-    """
-    frame = pd.read_csv(RESULTS / source["file"])
+def _runs_of_sample(source: dict[str, str], folder: Path) -> pd.DataFrame:
+    """Return the runs of a row of a file of runs."""
+    frame = read_csv(folder / source["file"])
     for key in ("column", "row", "network"):
         if key in source:
             matches = frame[key] == source[key]
@@ -234,23 +286,29 @@ def _sample(source: dict[str, str]) -> pd.Series:
         frame = frame[frame["status"] == "done"]
     if frame.empty or frame["seed"].duplicated().any():
         raise ValueError(f"{source} has {len(frame)} runs; expected one of each seed")
-    column = source.get("value", "value")
-    values = frame.set_index("seed")[column].astype(float)
+    return frame
+
+
+def _sample(source: dict[str, str], folder: Path = RESULTS) -> pd.Series:
+    """Return the values of a row of a file of runs by seed.
+
+    ``value`` names the column of values; ``minus`` another column of the same runs, which is subtracted.
+    """
+    values = _values(_runs_of_sample(source, folder), source.get("value", "value"))
     if "minus" not in source:
         return values
     subtracted = {**source, "column": source["minus"]}
     del subtracted["minus"]
-    return values - _sample(subtracted)
+    return values - _sample(subtracted, folder)
 
 
-def _source(sample: dict[str, str]) -> str:
-    frame = read_csv(RESULTS / sample["file"])
+def _source(sample: dict[str, str], folder: Path) -> str:
+    frame = read_csv(folder / sample["file"])
     return str(frame["source"].iloc[0]) if "source" in frame else "real"
 
 
-def _p_of_smaller(test: Difference, claim: dict[str, Any]) -> float:
-    towards = sign(claim) * test.estimate
-    statistic = (towards - claim["smallest"]) / test.error
+def _p_of_less(test: Difference, smallest: float, direction: int) -> float:
+    statistic = (direction * test.estimate - smallest) / test.error
     return float(student.cdf(statistic, test.df))
 
 

@@ -13,12 +13,14 @@ from matplotlib.lines import Line2D
 from capsule_studies.claims.effects import sign
 from capsule_studies.claims.page import title
 from capsule_studies.claims.verdicts import (
+    EQUAL,
     HOLDS,
     NOT,
     OPEN,
     OPPOSITE,
     OPPOSITE_OPEN,
     OPPOSITE_SMALL,
+    PRELIMINARY,
     SMALL,
     UNDECIDED,
     Judged,
@@ -31,8 +33,10 @@ COLOURS = {
     OPPOSITE: "#c51b7d",
     OPPOSITE_OPEN: "#de77ae",
     OPPOSITE_SMALL: "#b08fa8",
+    EQUAL: "#2b83ba",
     NOT: "#f1a340",
     UNDECIDED: "#404040",
+    PRELIMINARY: "#a0a0a0",
 }
 _WIDEST = 8.0  # differences are drawn up to this multiple of the smallest one that matters
 _MOST_LETTERS = 125  # of a claim

@@ -7,7 +7,7 @@ import re
 from scipy.stats import norm
 
 from capsule_lab import statistics
-from capsule_studies.claims.verdicts import Judged
+from capsule_studies.claims.verdicts import FEWEST, Judged
 
 
 def needs(each: Judged) -> str:
@@ -25,6 +25,7 @@ def needs(each: Judged) -> str:
         if observed is not None:
             sentence += f" About {observed} seeds find a difference as large as the observed one."
         return sentence
+    needed = max(needed, FEWEST)
     sentence = f"about {needed} seeds to find a difference of {matters} {correction}."
     pairs = None if each.effect.paired else each.needed_for(each.claim["smallest"], paired=True)
     if pairs is not None and pairs <= needed / 2:

@@ -11,10 +11,10 @@ from capsule_studies.claims.effects import PLANNED, UNKNOWN, Effect, effect_of
 from capsule_studies.claims.needs import needs
 from capsule_studies.claims.read import KINDS, RESULTS, ROOT, changes, open_points
 from capsule_studies.claims.verdicts import (
+    CORRECTION,
     HOLDS,
     OPEN,
     SMALL,
-    UNDECIDED,
     VERDICTS,
     Judged,
     survivors,
@@ -87,12 +87,8 @@ of a verdict is corrected; its size is not.
 
 ![Every difference with its interval](../results/claims.png)
 
-- **Correction.** Each claim has two tests: of no difference, and of a difference that matters. Their p values are
-  corrected together by Holm's method. For planned comparisons, the family is that of their table, separately for real
-  data and a stand-in: n comparisons have 2 n tests, whether they are claims or not; a second test that is not made
-  counts with p = 1. All other claims are one family. Where two kinds of networks have the same seeds, the paired
-  test and Welch's are both made, and the larger p counts; the interval is that of the table's test.
-- **Over the page.** After Holm's correction over both tests of all {rows} rows, {by_holm} of the {decided} decided rows
+- **Correction.** {correction}
+- **Over the page.** After Holm's correction over all tests of all {rows} rows, {by_holm} of the {decided} decided rows
   remain decided. {different} differences have p < 0.05 before any correction; {by_bh} of {rows} remain below a false
   discovery rate of 5 % (Benjamini and Hochberg).
 - **Standard errors** and their degrees of freedom are those of the report (Welch's, where deviations differ).
@@ -140,6 +136,7 @@ def _head(every: list[Judged]) -> str:
         counts=counted(papers),
         kinds="\n".join(_other_kinds(every)),
         rules="\n".join(rules),
+        correction=CORRECTION,
         rows=len(every),
         by_holm=over_page.by_holm,
         decided=over_page.decided,
@@ -206,9 +203,11 @@ def _details(each: Judged) -> list[str]:
     if "planned_first" in claim:
         planned_first = _outcome({"comparison": claim["planned_first"]})
         lines.append(f"- The measure that was planned first: {planned_first}")
+    if each.equivalence:
+        lines.append(f"- Test of equivalence: {each.equivalence}")
     lines += _warnings(each.effect)
     lines.append(f"- Scale: {claim['scale']}")
-    if each.verdict == UNDECIDED:
+    if not each.is_decided:
         lines.append(f"- Needs: {needs(each)}")
     lines.append(f"- What would change the verdict: {claim['change']}")
     lines += [f"- Command: `{claim['command']}`", f"- Records: {_records(claim)}", ""]
@@ -225,6 +224,7 @@ def _statistics(each: Judged) -> str:
         f"standard error {found.error:.3g} with {found.df:.3g} degrees of freedom",
         f"as one of {each.tests} tests, no difference: {p_value(each.p)}",
         f"a difference that matters: {p_value(each.p_of_smaller)}",
+        f"one in the other direction: {p_value(each.p_of_larger)}",
     ]
     return "; ".join(parts)
 
@@ -283,7 +283,7 @@ def short_form(every: list[Judged]) -> str:
     ]
     phrases: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
     for each in papers:
-        if each.verdict != UNDECIDED and "short" in each.claim:
+        if each.is_decided and "short" in each.claim:
             phrases[each.verdict].append(each.claim["short"] + _label(each))
     for verdict, of_verdict in phrases.items():
         if of_verdict:

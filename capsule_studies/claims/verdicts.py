@@ -1,4 +1,9 @@
-"""Corrects the p values of all claims, and judges them."""
+"""Corrects the p values of all claims, and judges them.
+
+Each claim has three tests: of no difference, of a difference in the claimed direction that matters, and of one in the
+other direction. The last two are the one-sided tests of equivalence (Schuirmann 1987), with the smallest difference
+that matters as margin. All three belong to one family of Holm's correction.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import Any
 
 from capsule_lab import statistics
 from capsule_studies.claims.effects import Effect, effect_of, sign
+from capsule_studies.claims.published import Published, published_of
 
 HOLDS = "holds"
 OPEN = "holds, size open"
@@ -15,8 +21,10 @@ SMALL = "holds, but small"
 OPPOSITE = "the opposite holds"
 OPPOSITE_OPEN = "the opposite holds, size open"
 OPPOSITE_SMALL = "the opposite holds, but small"
+EQUAL = "equal"
 NOT = "does not hold"
 UNDECIDED = "undecided"
+PRELIMINARY = "preliminary"
 VERDICTS = {
     HOLDS: "a difference in the claimed direction; the 95 % interval contains only differences that matter.",
     OPEN: "the same, but the interval also contains differences that do not matter.",
@@ -24,17 +32,31 @@ VERDICTS = {
     OPPOSITE: "a difference in the other direction; the interval contains only differences that matter.",
     OPPOSITE_OPEN: "the same, but the interval also contains differences that do not matter.",
     OPPOSITE_SMALL: "the same, but the interval contains only differences that do not matter.",
-    NOT: "if there is a difference in the claimed direction, it does not matter.",
-    UNDECIDED: "neither test is significant, there are fewer than three runs, or the planned measure disagrees.",
+    EQUAL: "no difference is found, and none that matters exists in either direction (two one-sided tests).",
+    NOT: "if there is a difference in the claimed direction, it does not matter; one in the other direction may.",
+    UNDECIDED: "no test is significant, or the planned measure disagrees.",
+    PRELIMINARY: "fewer than five runs, or pairs of runs; the difference and its interval are no verdict.",
 }
-_FEWEST = 3  # runs; with fewer there is no verdict
+CORRECTION = (
+    "Each claim has three tests: of no difference, of a difference in the claimed direction that matters, and of one "
+    "in the other direction that matters. The claim is *equal* if the last two are both significant: this is the test "
+    "of equivalence (two one-sided tests), corrected. All p values are corrected together by Holm's method. For "
+    "planned comparisons, the family is that of their table, separately for real data and a stand-in: n comparisons "
+    "have 3 n tests, whether they are claims or not; a test that is not made counts with p = 1. All other claims are "
+    "one family. Where two kinds of networks have the same seeds, the paired test and Welch's are both made, and the "
+    "larger p counts; the interval is that of the table's test."
+)
+FEWEST = 5  # ours: with fewer runs, an interval depends more on the assumed distribution
 
 
 @dataclass
 class Judged:
-    """A claim with its effect, the corrected p values of both tests, and the number of tests in the correction.
+    """A claim with its effect, the corrected p values of its tests, and the number of tests in the correction.
 
     Attributes:
+        p: of no difference.
+        p_of_smaller: of a difference in the claimed direction that matters.
+        p_of_larger: of a difference in the other direction that matters.
         planned_first: the outcome of the measure that was planned, if ``effect`` is that of a later one.
     """
 
@@ -42,6 +64,7 @@ class Judged:
     effect: Effect
     p: float
     p_of_smaller: float
+    p_of_larger: float = 1.0
     tests: int = 1
     planned_first: Effect | None = None
 
@@ -52,24 +75,50 @@ class Judged:
         return UNDECIDED if self._contradicted(found) else found
 
     @property
+    def is_decided(self) -> bool:
+        """Whether the verdict says anything about the claim."""
+        return self.verdict not in (UNDECIDED, PRELIMINARY)
+
+    @property
+    def published(self) -> Published | None:
+        """The effect that the paper reports, if it is known; see ``published``."""
+        return published_of(self.claim, self.effect)
+
+    @property
+    def equivalence(self) -> str:
+        """Why a table's own test of equivalence, which is not corrected, differs from the verdict; may be empty."""
+        if self.effect.found.equivalent != "yes" or self.verdict in (EQUAL, SMALL, OPPOSITE_SMALL):
+            return ""
+        within = f"{self.effect.plan.margin:g} {self.claim['unit']}"
+        found = f"The table's two one-sided tests find a difference of less than {within} at 5 %, uncorrected."
+        if self.verdict == PRELIMINARY:
+            return f"{found} {self.effect.count} runs are too few for a verdict."
+        p = max(self.p_of_smaller, self.p_of_larger)
+        return f"{found} Corrected as one of {self.tests} tests, their p is {p:.2g}, so the verdict is not *equal*."
+
+    @property
     def _verdict(self) -> str:
         towards = sign(self.claim)
         low, high = sorted((towards * self.effect.low, towards * self.effect.high))
         smallest = self.claim["smallest"]
-        if self.effect.count < _FEWEST:
-            return UNDECIDED
+        if self.effect.count < FEWEST:
+            return PRELIMINARY
         if self.p < statistics.LEVEL and high < 0:
             return _sized(-high, -low, smallest, (OPPOSITE, OPPOSITE_OPEN, OPPOSITE_SMALL))
         if self.p < statistics.LEVEL and low > 0:
             return _sized(low, high, smallest, (HOLDS, OPEN, SMALL))
-        return NOT if self.p_of_smaller < statistics.LEVEL else UNDECIDED
+        if self.p_of_smaller >= statistics.LEVEL:
+            return UNDECIDED
+        return EQUAL if self.p_of_larger < statistics.LEVEL else NOT
 
     def _contradicted(self, verdict: str) -> bool:
         """Whether the planned measure was significant in the other direction, or found nothing where this one does."""
-        if self.planned_first is None or verdict == UNDECIDED:
+        if self.planned_first is None or verdict in (UNDECIDED, PRELIMINARY):
             return False
         significant = self.planned_first.p_of_report < statistics.LEVEL
         towards = sign(self.claim) * self.planned_first.found.estimate
+        if verdict == EQUAL:
+            return significant
         if verdict == NOT:
             return significant and towards > 0
         return not significant or (towards > 0) != verdict.startswith("holds")
@@ -105,8 +154,8 @@ def _sized(least: float, most: float, smallest: float, verdicts: tuple[str, str,
 def judged(claims: list[dict[str, Any]], effects: list[Effect] | None = None) -> list[Judged]:
     """Judge all claims of the page; planned comparisons are corrected with their family, all others with each other.
 
-    A family of n comparisons in a table has 2 n tests, whether its comparisons are claims or not. The second test of
-    a comparison that is no claim is not made: it counts with a p value of 1, which corrects the others most strictly.
+    A family of n comparisons in a table has 3 n tests, whether its comparisons are claims or not. The one-sided tests
+    of a comparison that is no claim are not made: they count with p values of 1, which is the strictest correction.
     """
     if effects is None:
         effects = [effect_of(claim) for claim in claims]
@@ -126,23 +175,28 @@ def judged(claims: list[dict[str, Any]], effects: list[Effect] | None = None) ->
 
 def _correct(members: list[Judged]) -> None:
     """Correct the p values of the claims of one family."""
-    p_values = _p_values(members)
-    p_of_smaller = _p_values_of_smaller(members)
     others = _p_values_of_others(members)
-    not_made = [1.0] * len(others)
-    corrected = statistics.holm([*p_values, *p_of_smaller, *others, *not_made])
+    not_made = [1.0] * (2 * len(others))
+    corrected = statistics.holm([*_p_values_of_all(members), *others, *not_made])
     for index, each in enumerate(members):
         each.p = max(corrected[index], each.effect.p_of_report)
         each.p_of_smaller = corrected[len(members) + index]
+        each.p_of_larger = corrected[2 * len(members) + index]
         each.tests = len(corrected)
+
+
+def _p_values_of_all(every: list[Judged]) -> list[float]:
+    """Return the p values of all three tests: of no difference first, then of differences that matter."""
+    smaller = []
+    larger = []
+    for each in every:
+        smaller.append(each.effect.p_of_smaller(each.claim))
+        larger.append(each.effect.p_of_larger(each.claim))
+    return [*_p_values(every), *smaller, *larger]
 
 
 def _p_values(every: list[Judged]) -> list[float]:
     return [each.effect.p for each in every]
-
-
-def _p_values_of_smaller(every: list[Judged]) -> list[float]:
-    return [each.effect.p_of_smaller(each.claim) for each in every]
 
 
 def _p_values_of_others(members: list[Judged]) -> list[float]:
@@ -165,18 +219,22 @@ class Survivors:
 
 
 def survivors(every: list[Judged]) -> Survivors:
-    """Correct both tests of all claims by Holm's method, and the tests of no difference by Benjamini and Hochberg's."""
+    """Correct the tests of all claims by Holm's method, and those of no difference by Benjamini and Hochberg's."""
     p_values = _p_values(every)
-    corrected = statistics.holm([*p_values, *_p_values_of_smaller(every)])
+    corrected = statistics.holm(_p_values_of_all(every))
     decided = 0
     by_holm = 0
     for index, each in enumerate(every):
-        if each.verdict == UNDECIDED:
+        if not each.is_decided:
             continue
         decided += 1
-        p_of_smaller = corrected[len(every) + index]
-        over_page = replace(each, p=corrected[index], p_of_smaller=p_of_smaller, tests=1)
-        by_holm += over_page.verdict != UNDECIDED
+        over_page = replace(
+            each,
+            p=corrected[index],
+            p_of_smaller=corrected[len(every) + index],
+            p_of_larger=corrected[2 * len(every) + index],
+        )
+        by_holm += over_page.is_decided
     different = sum(p < statistics.LEVEL for p in p_values)
     return Survivors(decided, by_holm, different, _discoveries(p_values))
 
