@@ -6,24 +6,21 @@
 import csv
 import html
 import json
-import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from capsule_studies.claims.effects import sign
-from capsule_studies.claims.figure import COLOURS
-from capsule_studies.claims.page import title
+from capsule_studies.claims.drawing import COLOURS, Axis, interval
 from capsule_studies.claims.read import read
+from capsule_studies.claims.texts import in_table, title
 from capsule_studies.claims.verdicts import VERDICTS, Judged, judged
 from docs.drawings import FOLDER, svg
 
 RESULTS = Path(__file__).parents[1] / "results"
 WIDTH = 420
 _LETTERS = 58  # of a line
-_WIDEST = 8.0  # as in results/claims.png: multiples of the smallest difference that matters
 
 
 @dataclass
@@ -90,10 +87,11 @@ def speed() -> str:
 
 
 def claims(every: list[Judged]) -> str:
-    """Return the claims of papers that were tested with a published algorithm, by verdict, with their intervals."""
-    tested = [each for each in every if each.claim["kind"] == "paper"]
+    """Return the tests of papers' claims by verdict, with their intervals."""
+    tested = in_table(every, "A")
     order = list(VERDICTS)
     tested.sort(key=lambda each: order.index(each.verdict))
+    axis = Axis(14, WIDTH - 14)
     shapes, top = [], 8
     for verdict, group in groupby(tested, key=lambda each: each.verdict):
         members = list(group)
@@ -103,46 +101,21 @@ def claims(every: list[Judged]) -> str:
             f'<text x="10" y="{top}" style="font-weight:600;fill:{colour}">{verdict}: {len(members)}</text>'
         )
         for each in members:
-            for line in textwrap.wrap(title(each), _LETTERS, break_on_hyphens=False):
+            words = f"{each.claim['id']} {title(each)}"
+            for line in textwrap.wrap(words, _LETTERS, break_on_hyphens=False):
                 top += 15
                 shapes.append(f'<text class="s" x="10" y="{top}">{html.escape(line)}</text>')
             top += 12
-            shapes += _interval(each, top)
+            shapes += interval(each, axis, top)
             top += 6
     top += 12
     for line in (
         "Differences with 95 % intervals; right: as claimed.",
-        "Differences within the band do not matter.",
+        "Differences within the band do not matter. Filled: planned.",
     ):
         top += 15
         shapes.append(f'<text x="{WIDTH / 2:.0f}" y="{top}" text-anchor="middle">{line}</text>')
     return svg(WIDTH, top + 10, "Claims of papers and what was found", shapes, is_fixed=True)
-
-
-def _interval(each: Judged, y: float) -> list[str]:
-    """Return the band that does not matter, and the interval on it; beyond the border, an arrow replaces the middle."""
-    scale = sign(each.claim) / each.claim["smallest"]
-    low, high = sorted((scale * each.effect.low, scale * each.effect.high))
-    start, end = _x(low), _x(high)
-    estimate = scale * each.effect.found.estimate
-    middle = _x(estimate)
-    colour = COLOURS[each.verdict]
-    back = math.copysign(9, -estimate)
-    arrow = f"M{middle - back / 2:.1f} {y}l{back:.1f} -5v10z"
-    point = f'<circle cx="{middle:.1f}" cy="{y}" r="3.5" style="fill:{colour}"/>'
-    if abs(estimate) > _WIDEST:
-        point = f'<path d="{arrow}" style="fill:{colour};stroke:none"/>'
-    return [
-        f'<rect x="{_x(-1):.1f}" y="{y - 6}" width="{_x(1) - _x(-1):.1f}" height="12" style="fill:#e4e4e4"/>',
-        f'<path d="M{_x(0):.1f} {y - 6}V{y + 6}"/>',
-        f'<path d="M{start:.1f} {y}H{end:.1f}" style="stroke:{colour};stroke-width:2.5"/>',
-        point,
-    ]
-
-
-def _x(difference: float) -> float:
-    inside = math.copysign(min(abs(difference), _WIDEST), difference)
-    return WIDTH / 2 + inside / _WIDEST * (WIDTH / 2 - 14)
 
 
 def charts() -> Iterator[tuple[str, str]]:

@@ -1,114 +1,134 @@
-"""Draws the difference of every claim."""
+"""Draws the differences of every topic, and ours beside those of the papers."""
 
 from __future__ import annotations
 
-import textwrap
-from typing import Any
+import math
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
+from capsule_studies.claims import texts
+from capsule_studies.claims.drawing import (
+    COLOURS,
+    RIGHT,
+    ROW,
+    WIDTH,
+    Axis,
+    claim_lines,
+    interval,
+    svg,
+    text,
+    verdict_line,
+)
 from capsule_studies.claims.effects import sign
-from capsule_studies.claims.page import title
-from capsule_studies.claims.verdicts import (
-    EQUAL,
-    HOLDS,
-    NOT,
-    OPEN,
-    OPPOSITE,
-    OPPOSITE_OPEN,
-    OPPOSITE_SMALL,
-    PRELIMINARY,
-    SMALL,
-    UNDECIDED,
-    Judged,
-)  # fmt: skip
+from capsule_studies.claims.published import Published
+from capsule_studies.claims.read import RESULTS
+from capsule_studies.claims.verdicts import Judged
 
-COLOURS = {
-    HOLDS: "#1b7837",
-    OPEN: "#5aae61",
-    SMALL: "#8c8c8c",
-    OPPOSITE: "#c51b7d",
-    OPPOSITE_OPEN: "#de77ae",
-    OPPOSITE_SMALL: "#b08fa8",
-    EQUAL: "#2b83ba",
-    NOT: "#f1a340",
-    UNDECIDED: "#404040",
-    PRELIMINARY: "#a0a0a0",
-}
-_WIDEST = 8.0  # differences are drawn up to this multiple of the smallest one that matters
-_MOST_LETTERS = 125  # of a claim
+FOLDER = RESULTS / "claims"
+PAPERS = "claims_papers.svg"
+_TOP = 30  # of the first claim
+_LEFT_END, _RIGHT_END = 410, 660  # of the axis
+_POINTS = (0.3, 1, 3, 10, 30)  # marks of the axis of points
 
 
-def figure(every: list[Judged]) -> Figure:
-    """Draw every difference with its interval, in units of the smallest difference that matters.
-
-    The claimed direction is to the right. Intervals that reach beyond the axis end in an arrow.
-    """
-    topics = [each.claim["topic"] for each in every]
-    order = list(dict.fromkeys(topics))
-    heights = []
-    for row, topic in enumerate(topics):
-        headings = order.index(topic) + 1
-        heights.append(row + 1.6 * headings)
-    drawn = Figure(figsize=(12, 0.19 * heights[-1] + 1))
-    margin = 0.5 / drawn.get_figheight()  # of half an inch, below and above
-    axes = drawn.add_axes((0.6, margin, 0.38, 1 - margin - margin))
-    axes.axvspan(-1, 1, color="0.93", linewidth=0)
-    axes.axvline(0, color="0.6", linewidth=0.7)
-    for each, height in zip(every, heights, strict=True):
-        _draw(axes, each, height)
-        _write_left(axes, height, _shortened(each), size=7.5, color=COLOURS[each.verdict])
-    for topic in order:
-        height = heights[topics.index(topic)] - 1.1
-        _write_left(axes, height, topic, size=8, weight="bold")
-    axes.set_xlim(-1.05 * _WIDEST, 1.05 * _WIDEST)
-    axes.set_ylim(heights[-1] + 0.8, heights[0] - 1.8)
-    axes.set_yticks([])
-    axes.spines[["left", "right", "top"]].set_visible(False)
-    axes.tick_params(labelsize=8)
-    unit = "in units of the smallest one that matters; 95 % interval"
-    axes.set_xlabel(f"difference in the claimed direction, {unit}", size=8)
-    keys = []
-    for verdict, colour in COLOURS.items():
-        keys.append(Line2D([], [], color=colour, marker="o", markersize=4, label=verdict))
-    drawn.legend(handles=keys, loc="upper left", ncols=4, fontsize=8, frameon=False)
-    return drawn
+def figures(every: list[Judged]) -> dict[str, str]:
+    """Return the text of every figure by the name of its file."""
+    of_papers = texts.in_table(every, "A")
+    found = {PAPERS: beside_papers(of_papers)}
+    for table in ("A", "B"):
+        topics = texts.by_topic(texts.in_table(every, table))
+        for topic, tests in topics.items():
+            found[name_of(table, topic)] = of_topic(topic, tests)
+    return found
 
 
-def _write_left(axes: Axes, height: float, text: str, **style: Any) -> None:
-    """Write a line of text to the left of the axes."""
-    transform = axes.get_yaxis_transform()
-    axes.text(-0.015, height, text, va="center", ha="right", transform=transform, **style)
+def name_of(table: str, topic: str) -> str:
+    """Return the file of the figure of a topic."""
+    return f"claims_{table.lower()}_{texts.slug(topic)}.svg"
 
 
-def _draw(axes: Axes, each: Judged, height: float) -> None:
+def of_topic(topic: str, tests: list[Judged]) -> str:
+    """Return the differences of a topic with their intervals, data, numbers of runs and verdicts."""
+    axis = Axis(_LEFT_END, _RIGHT_END)
+    left = "right: as claimed. Grey: differences that do not matter"
+    right = "filled: planned; open: after the fact or not verifiable"
+    shapes = _head(left, right)
+    for row, each in enumerate(tests):
+        y = _middle(row)
+        band = f"band: ±{each.claim['smallest']:g} {each.claim['unit']}"
+        shapes += claim_lines(each, y) + interval(each, axis, y)
+        shapes += [verdict_line(each, y), _data(each, y), text(RIGHT, y + 19, band, "s")]
+    bottom = _TOP + ROW * len(tests)
+    for multiple in (-8, -4, -1, 1, 4, 8):
+        shapes.append(text(axis.place(multiple), bottom + 14, f"{multiple:+}", "s", "middle"))
+    unit = "difference in units of the band, 95 % interval"
+    shapes.append(text(axis.place(0), bottom + 30, unit, "s", "middle"))
+    return svg(bottom + 40, topic, shapes)
+
+
+def beside_papers(every: list[Judged]) -> str:
+    """Return our differences in points, and those of the papers, of the tests that have both."""
+    shapes = _head("right: as claimed. Circle: ours", "diamond: paper; filled: on the same data")
+    row = 0
+    for each in every:
+        published = each.published
+        if published is None:
+            continue
+        y = _middle(row)
+        row += 1
+        shapes += claim_lines(each, y) + _both(each, published, y)
+        shapes += [verdict_line(each, y), _data(each, y)]
+        shapes.append(text(RIGHT, y + 19, _compared(published), "s"))
+    bottom = _TOP + ROW * row
+    for points in (0, *_POINTS):
+        for signed in {points, -points}:
+            shapes.append(text(_place(signed), bottom + 14, f"{signed:g}", "s", "middle"))
+    unit = "points, on a logarithmic scale above 0.1; 95 % intervals"
+    shapes.append(text(_place(0), bottom + 30, unit, "s", "middle"))
+    return svg(bottom + 40, "Our differences beside those of the papers", shapes)
+
+
+def _head(left: str, right: str) -> list[str]:
+    return [text(10, 18, left, "s"), text(WIDTH - 10, 18, right, "s", "end")]
+
+
+def _middle(row: int) -> float:
+    return _TOP + ROW * (row + 0.5)
+
+
+def _data(each: Judged, y: float) -> str:
+    """Return the line with the data and the number of runs; a stand-in is bold."""
+    style = "s" if each.effect.real else "s b"
+    return text(RIGHT, y + 5, f"{texts.data(each)}, n = {texts.count(each.effect)}", style)
+
+
+def _place(points: float) -> float:
+    """Return where a difference is on the axis of points, which is linear around 0."""
+    share = math.asinh(points / 0.1) / math.asinh(_POINTS[-1] / 0.1)
+    middle = (_LEFT_END + _RIGHT_END) / 2
+    return middle + share * (_RIGHT_END - middle)
+
+
+def _both(each: Judged, published: Published, y: float) -> list[str]:
+    """Return our interval above that of the paper."""
+    towards = sign(each.claim)
+    effect = each.effect
     colour = COLOURS[each.verdict]
-    scale = sign(each.claim) / each.claim["smallest"]
-    middle = scale * each.effect.found.estimate
-    low, high = sorted((scale * each.effect.low, scale * each.effect.high))
-    ends = np.clip([low, high], -_WIDEST, _WIDEST)
-    axes.plot(ends, [height, height], color=colour, linewidth=1.4, solid_capstyle="butt")
-    if low < -_WIDEST:
-        axes.plot([-_WIDEST], [height], "<", color=colour, markersize=4)
-    if high > _WIDEST:
-        axes.plot([_WIDEST], [height], ">", color=colour, markersize=4)
-    if abs(middle) <= _WIDEST:
-        axes.plot([middle], [height], "o", color=colour, markersize=4)
+    zero = _place(0)
+    ours = [_place(towards * value) for value in (effect.low, effect.found.estimate, effect.high)]
+    values = (published.low, published.difference, published.high)
+    papers = [_place(towards * value) for value in values]
+    start, middle, end = ours
+    low, difference, high = papers
+    fill = "#fff" if published.why_not_compared else "#1b1b1b"
+    return [
+        f'<path d="M{zero:.1f} {y - 16:.0f}v32" style="stroke:#888"/>',
+        f'<path d="M{start:.1f} {y - 6:.0f}H{end:.1f}" style="stroke:{colour};stroke-width:2.5"/>',
+        f'<circle cx="{middle:.1f}" cy="{y - 6:.0f}" r="3.5" style="fill:{colour}"/>',
+        f'<path d="M{low:.1f} {y + 6:.0f}H{high:.1f}" style="stroke:#1b1b1b"/>',
+        f'<path d="M{difference - 5:.1f} {y + 6:.0f}l5 -5 5 5 -5 5z" style="fill:{fill};stroke:#1b1b1b"/>',
+    ]
 
 
-def _shortened(each: Judged) -> str:
-    """Return the title of a claim; a last parenthesis and the label of a stand-in are never cut."""
-    claim = each.claim["claim"]
-    label = title(each).removeprefix(claim)
-    if len(claim + label) <= _MOST_LETTERS:
-        return claim + label
-    start, _, end = claim.rpartition(" (")
-    if claim.endswith(")."):
-        tail = f" ({end}{label}"
-    else:
-        start, tail = claim, label
-    shortened = textwrap.shorten(start, _MOST_LETTERS - len(tail), placeholder=" …")
-    return shortened + tail
+def _compared(published: Published) -> str:
+    if published.why_not_compared:
+        return f"paper: {published.data}, other data"
+    return f"paper: {'outside' if published.excluded else 'within'} our interval"

@@ -1,15 +1,24 @@
-"""Writes docs/claims.md and the block of README.md."""
+"""Writes docs/claims.md."""
 
 from __future__ import annotations
 
+import html
 import re
-from collections import Counter
-from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from capsule_studies.claims.effects import PLANNED, UNKNOWN, Effect, effect_of
+from capsule_studies.claims import texts
+from capsule_studies.claims.effects import UNKNOWN, Effect, effect_of
+from capsule_studies.claims.figure import PAPERS, name_of
 from capsule_studies.claims.needs import needs
-from capsule_studies.claims.read import KINDS, RESULTS, ROOT, changes, open_points
+from capsule_studies.claims.published import why_none
+from capsule_studies.claims.read import (
+    RESULTS,
+    ROOT,
+    abstract,
+    changes,
+    open_points,
+    versions,
+)
 from capsule_studies.claims.verdicts import (
     CORRECTION,
     HOLDS,
@@ -20,72 +29,30 @@ from capsule_studies.claims.verdicts import (
     survivors,
 )
 
-PAGE, README = ROOT / "docs" / "claims.md", ROOT / "README.md"
-FIGURE = RESULTS / "claims.png"
-START, END = "<!-- written by make claims -->\n", "<!-- end -->"
+PAGE = ROOT / "docs" / "claims.md"
+_ALGORITHMS = {"dynamic": "dynamic routing", "EM": "EM routing (Hinton 2018)"}
+_STRUCK = "struck"
 
+_HEAD = """# Claims about capsule networks, tested
 
-def title(each: Judged) -> str:
-    """Return the claim, with a label if its data are a stand-in."""
-    return each.claim["claim"] + _label(each)
+{abstract}
 
+Version {version} of {date}; [what changed](#changes-of-this-page). To cite the page or its data:
+[CITATION.cff](../CITATION.cff). The counts describe this page, not capsule networks: rows are not independent, since
+many describe the networks of the same five seeds.
 
-def _label(each: Judged) -> str:
-    return "" if each.effect.real else f" [stand-in: {each.claim['data']}]"
+<div class="claim-filters"></div>
 
+<details><summary>What the verdicts mean</summary>
 
-def signed(value: float) -> str:
-    """Round half away from zero, as the digits of the records say: a binary fraction of 0.415 is below 0.415."""
-    step = Decimal("0.001") if abs(value) < 0.1 else Decimal("0.01")
-    digits = str(float(f"{value:.6g}"))
-    rounded = Decimal(digits).quantize(step, ROUND_HALF_UP)
-    return f"{rounded:+}"
+{verdicts}
 
+Differences in the grey band of the figures do not matter. Intervals are not corrected for the number of tests. The
+direction of a verdict is corrected; its size is not.
 
-def p_value(p: float) -> str:
-    """Return a p value as text."""
-    if p < 0.001:
-        return "p < 0.001"
-    return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+</details>
 
-
-def page(every: list[Judged]) -> str:
-    """Return docs/claims.md."""
-    lines = [_head(every)]
-    topics: dict[str, list[Judged]] = {}
-    for each in every:
-        topics.setdefault(each.claim["topic"], []).append(each)
-    for topic, of_topic in topics.items():
-        lines += [f"## {topic}", ""]
-        lines.append("| claim | kind | verdict | difference (95 % interval) | n | plan |")
-        lines.append("|---|---|---|---|---|---|")
-        lines += [_row(each) for each in of_topic]
-        lines.append("")
-        for each in of_topic:
-            lines += _details(each)
-    text = "\n".join(lines).rstrip()
-    return f"{text}\n"
-
-
-_HEAD = """# Claims
-
-**{papers} claims of papers, tested with a published algorithm.** {counts}.
-
-Other rows are counted apart:
-
-{kinds}
-
-The verdicts are about the networks, data and training lengths below, which are small: mostly MNIST for 1.6 epochs, and
-a rendered stand-in for smallNORB (toynorb). No row tests a network of a paper in its own size on its own data to its
-own schedule. Rows are not independent: many describe the networks of the same five seeds. The counts describe this
-page, not capsule networks.
-
-{rules}
-
-Differences in the grey band do not matter. Intervals are not corrected for the number of tests. The direction
-of a verdict is corrected; its size is not.
-
-![Every difference with its interval](../results/claims.png)
+<details><summary>Statistics</summary>
 
 - **Correction.** {correction}
 - **Over the page.** After Holm's correction over all tests of all {rows} rows, {by_holm} of the {decided} decided rows
@@ -95,106 +62,291 @@ of a verdict is corrected; its size is not.
 - **n** is the number of seeds, or of pairs of runs with the same seed; "3 of 8" means that 8 were planned. Intervals
   cover other seeds; those of a bootstrap over clusters of images also cover other toys. A repeated training on another
   make of processor differs by up to about 0.1 points.
+- **g** is Hedges' g: the difference in standard deviations of single runs.
 - **Planned** means that the comparison (family, margin, test), its measures, rows and seeds stood in the table in the
   commit of every run, and that no result of this table was known when it was added ([plans.csv](../results/plans.csv)
   has the commits). *Plan not verifiable*: the commit of the runs does not exist in this repository. *After the fact*:
   all others. Directions, and margins that the table does not have, were written down when many results were known.
 
-`make claims` writes this page from [claims.yaml](claims.yaml) and the records in [results/](../results/README.md), so
-a new run can change a verdict. Commands below read run directories; in a clone, unpack the archive first, as the line
-"Records" says.
+</details>
 
-## Verdicts that changed after results were known
+<details><summary>How to repeat a test</summary>
+
+`make claim id=C-017` computes a test again from its archive in [results/](../results/README.md).
+`make claim id=C-017 train=true` trains its networks with new seeds. `make claims` writes this page from
+[claims.yaml](claims.yaml) and the records, so a new run can change a verdict.
+
+</details>
+
+## Table A: claims of papers
+
+{papers} claims, in {tests} tests with a published algorithm: {counts}. Only this table is counted.
+Several algorithms may test the same claim; the column "network" says what differs from the network of the paper.
+"""
+
+_PAPERS = f"""### A: our differences beside those of the papers
+
+A diamond is the difference of the paper: filled if our data are the same, open if they are other data, on which a
+comparison says little. The proofs below say how long the papers trained.
+
+![Our differences beside those of the papers](../results/claims/{PAPERS})
+"""
+
+_B = """## Table B: controls and questions of ours
+
+{tests} tests which are not counted: they use normalised evidence, an algorithm of this project, or ask what no paper
+claims.
+"""
+
+_C = """## Table C: struck
+
+What is not counted and why, so that nobody adds it again.
+
+### C: {tests} tests decided by their construction
+"""
+
+_REMOVED = """### C: claims removed after results were known
+"""
+
+_CHANGES = """## Changes of this page
+
+{versions}
 
 Two readers read two drafts, one as an advocate and one as a sceptic of capsules; a referee read the page of version
 a7db179c. After each reading, claims were removed, replaced or judged again, with their results known.
 
+<details><summary>{count} verdicts that changed after results were known</summary>
+
 | claim | before | after | changed in | reason |
 |---|---|---|---|---|
 {changed}
+
+</details>
 
 ## Open points
 
 {open_points}
 """
 
+_COLUMNS = [
+    "id",
+    "claim",
+    "paper and its number",
+    "data",
+    "n",
+    "difference (95 %), Hedges' g",
+    "plan",
+    "verdict",
+]
 
-def _head(every: list[Judged]) -> str:
-    papers = _of_kind(every, "paper")
-    rules = []
-    for name, rule in VERDICTS.items():
-        capitalised = name[0].upper() + name[1:]
-        rules.append(f"- **{capitalised}**: {rule}")
-    changed = []
-    for change in changes():
-        cells = [change[key] for key in ("claim", "before", "after", "commit", "reason")]
-        changed.append(_line(cells))
-    points = [f"- {point}" for point in open_points()]
+
+def page(every: list[Judged]) -> str:
+    """Return docs/claims.md."""
+    of_papers = texts.in_table(every, "A")
+    own = texts.in_table(every, "B")
+    struck = texts.in_table(every, "C")
+    parts = [
+        _head(every, of_papers),
+        _overview(of_papers),
+        _PAPERS,
+        *_topics("A", of_papers),
+        _B.format(tests=len(own)),
+        *_topics("B", own),
+        _C.format(tests=len(struck)),
+        _struck_rows(struck),
+        *map(_proof, struck),
+        _REMOVED,
+        _removed_rows(),
+        _end(),
+    ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _head(every: list[Judged], of_papers: list[Judged]) -> str:
+    newest = versions()[0]
     over_page = survivors(every)
+    rules = [["verdict", "rule"]]
+    for name, rule in VERDICTS.items():
+        rules.append([_label(name), rule])
     return _HEAD.format(
-        papers=len(papers),
-        counts=counted(papers),
-        kinds="\n".join(_other_kinds(every)),
-        rules="\n".join(rules),
+        abstract=abstract_of(every),
+        version=newest["version"],
+        date=newest["date"],
+        verdicts=_table(rules),
         correction=CORRECTION,
         rows=len(every),
         by_holm=over_page.by_holm,
         decided=over_page.decided,
         different=over_page.different,
         by_bh=over_page.by_benjamini_hochberg,
-        changed="\n".join(changed),
-        open_points="\n".join(points),
+        papers=len(texts.by_claim(of_papers)),
+        tests=len(of_papers),
+        counts=texts.counted(of_papers),
     )
 
 
-def _other_kinds(every: list[Judged]) -> list[str]:
-    lines = []
-    for kind, meaning in KINDS.items():
-        of_kind = _of_kind(every, kind)
-        if kind != "paper":
-            lines.append(f"- **{kind}** ({len(of_kind)} {meaning}). {counted(of_kind)}")
-    return lines
+def abstract_of(every: list[Judged]) -> str:
+    """Return the abstract; a sentence whose verdicts have changed is an error, because it has to be written anew."""
+    of_papers = texts.in_table(every, "A")
+    not_decided = [each for each in of_papers if not each.is_decided]
+    values: dict[str, Any] = {
+        "claims": len(texts.by_claim(of_papers)),
+        "tests": len(of_papers),
+        "open": len(not_decided),
+    }
+    verdicts = {}
+    for each in every:
+        name = each.claim["id"]
+        numbers = f"{texts.interval(each.effect)}, n = {each.effect.count}"
+        values[name] = f"([{name}]({texts.anchor(each)}): {numbers})"
+        verdicts[name] = each.verdict
+    sentences = []
+    for sentence in abstract():
+        for name, expected in sentence.get("verdicts", {}).items():
+            if not verdicts[name].startswith(expected):
+                raise ValueError(
+                    f"The abstract says of {name}: {expected}, but its verdict is: {verdicts[name]}. "
+                    "Write the sentence anew in docs/claims.yaml, section abstract."
+                )
+        sentences.append(sentence["text"].format_map(values))
+    return " ".join(sentences)
 
 
-def _of_kind(every: list[Judged], kind: str) -> list[Judged]:
-    return [each for each in every if each.claim["kind"] == kind]
+def _table(rows: list[list[str]]) -> str:
+    """Return a table in Markdown; the first row has the names of the columns."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
+    rule = "|" + "---|" * len(rows[0])
+    return "\n".join([lines[0], rule, *lines[1:], ""])
 
 
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _label(verdict: str, attributes: str = "") -> str:
+    return f'<span class="verdict {texts.slug(verdict)}"{attributes}><b>{verdict}</b></span>'
 
 
-def _row(each: Judged) -> str:
-    verdict = f"**{each.verdict}**"
-    numbers = f"{_interval(each.effect)} {each.claim['unit']}"
-    kind = each.claim["kind"]
-    return _line([title(each), kind, verdict, numbers, _count(each.effect), _plan(each)])
+def _label_of(each: Judged) -> str:
+    """Return the verdict as a label; the filters of the site read its attributes."""
+    is_struck = texts.TABLES[each.claim["kind"]] == "C"
+    verdict = _STRUCK if is_struck else each.verdict
+    paper = re.search(r"[A-Z]\w+ \d{4}", each.claim["by"])
+    name = paper[0] if paper else "no paper"
+    return _label(verdict, f' data-paper="{name}" data-data="{texts.data(each)}"')
 
 
-def _interval(effect: Effect) -> str:
-    return f"{signed(effect.found.estimate)} ({signed(effect.low)} to {signed(effect.high)})"
+def _badge(each: Judged) -> str:
+    name = "badge" if each.effect.real else "badge standin"
+    return f'<span class="{name}">{texts.data(each)}</span>'
 
 
-def _count(effect: Effect) -> str:
-    if effect.count < effect.plan.seeds:
-        return f"{effect.count} of {effect.plan.seeds}"
-    return str(effect.count)
+def _link(each: Judged) -> str:
+    return f"[{each.claim['id']}]({texts.anchor(each)})"
 
 
-def _plan(each: Judged) -> str:
-    plan = each.effect.plan
-    if plan.label == PLANNED and plan.margin != each.claim["smallest"]:
-        return f"{plan.label}, but for the margin"
-    return plan.label
+def _overview(of_papers: list[Judged]) -> str:
+    """Return a table with a row for each claim, and the algorithms that test it in columns."""
+    others = "another algorithm or network"
+    rows = [["claim", "paper and its number", "network", *_ALGORITHMS.values(), others]]
+    for claim, tests in texts.by_claim(of_papers).items():
+        cells: dict[str, list[str]] = {name: [] for name in [*_ALGORITHMS.values(), others]}
+        for each in tests:
+            algorithm = each.claim["algorithm"]
+            cell = f"{_link(each)} {_label_of(each)} {_badge(each)}"
+            if algorithm in _ALGORITHMS:
+                cells[_ALGORITHMS[algorithm]].append(cell)
+            else:
+                cells[others].append(f"{algorithm}: {cell}")
+        papers = _unique(each.claim["by"] for each in tests)
+        networks = _unique(each.claim["network"] for each in tests)
+        verdicts = ["<br>".join(of_algorithm) for of_algorithm in cells.values()]
+        rows.append([claim, papers, networks, *verdicts])
+    return _table(rows)
 
 
-def _details(each: Judged) -> list[str]:
+def _unique(names: Any) -> str:
+    return "; ".join(dict.fromkeys(names))
+
+
+def _topics(table: str, tests: list[Judged]) -> list[str]:
+    """Return the sections of a table: a figure, a row for each test, and its proof."""
+    parts = []
+    for topic, of_topic in texts.by_topic(tests).items():
+        rows = [_COLUMNS]
+        for each in of_topic:
+            rows.append(_row(each))
+        parts += [
+            f"### {table}: {topic}\n",
+            f"![{table}: {topic}](../results/claims/{name_of(table, topic)})\n",
+            _table(rows),
+            *map(_proof, of_topic),
+        ]
+    return parts
+
+
+def _row(each: Judged) -> list[str]:
+    claim = each.claim
+    return [
+        _link(each),
+        claim["claim"],
+        _paper(each),
+        _badge(each),
+        texts.count(each.effect),
+        _difference(each),
+        texts.plan(each),
+        _label_of(each),
+    ]
+
+
+def _difference(each: Judged) -> str:
+    numbers = f"{texts.interval(each.effect)} {each.claim['unit']}"
+    g = each.effect.hedges_g
+    return numbers if g is None else f"{numbers}; g = {g:+.3g}"
+
+
+def _paper(each: Judged) -> str:
+    """Return who claims it, and the difference of the paper."""
+    by: str = each.claim["by"]
+    found = each.published
+    if found is None:
+        return by
+    return f"{by}. Its difference: {texts.signed(found.difference)} points ({found.data})"
+
+
+def _struck_rows(struck: list[Judged]) -> str:
+    rows = [["id", "claim", "data", "n", "difference (95 %), Hedges' g", "reason", "verdict"]]
+    for each in struck:
+        claim = each.claim
+        cells = [
+            _link(each),
+            claim["claim"],
+            _badge(each),
+            texts.count(each.effect),
+            _difference(each),
+            claim["struck"],
+            _label_of(each),
+        ]
+        rows.append(cells)
+    return _table(rows)
+
+
+def _removed_rows() -> str:
+    rows = [["claim", "verdict before", "after", "reason"]]
+    for change in changes():
+        if change["after"].startswith("removed"):
+            rows.append([change[key] for key in ("claim", "before", "after", "reason")])
+    return _table(rows)
+
+
+def _proof(each: Judged) -> str:
+    """Return the heading of a test, and what supports its verdict, folded."""
     claim = each.claim
     predicted = {"less": "smaller", "more": "larger"}[claim["expects"]]
     matters = f"{claim['smallest']:g} {claim['unit']}"
+    name = html.escape(texts.title(each), quote=False)
     lines = [
-        f"**{title(each)}** ({claim['by']}): {each.verdict}.",
+        f"#### {claim['id']}",
         "",
+        f"<details><summary>{name} {_label_of(each)}</summary>",
+        "",
+        f"- Claimed by: {claim['by']}.",
         f"- Test: {claim['test']} The claim predicts a {predicted} value; {matters} would matter.",
         f"- Statistics: {_statistics(each)}.",
     ]
@@ -203,39 +355,74 @@ def _details(each: Judged) -> list[str]:
     if "planned_first" in claim:
         planned_first = _outcome({"comparison": claim["planned_first"]})
         lines.append(f"- The measure that was planned first: {planned_first}")
+    lines += _of_paper(each)
     if each.equivalence:
         lines.append(f"- Test of equivalence: {each.equivalence}")
     lines += _warnings(each.effect)
     lines.append(f"- Scale: {claim['scale']}")
     if not each.is_decided:
         lines.append(f"- Needs: {needs(each)}")
-    lines.append(f"- What would change the verdict: {claim['change']}")
-    lines += [f"- Command: `{claim['command']}`", f"- Records: {_records(claim)}", ""]
+    lines += [
+        f"- What would change the verdict: {claim['change']}",
+        f"- Repeat: `make claim id={claim['id']}` from the archive, `make claim id={claim['id']} train=true` with new "
+        f"seeds. The whole table: `{claim['command']}`",
+        f"- Records: {_records(claim)}",
+        "",
+    ]
     if claim.get("figure") and each.verdict in (HOLDS, OPEN, SMALL):
-        lines += [f"![{title(each)}](../results/{claim['figure']})", ""]
-    return lines
+        lines += [f"![{texts.title(each)}](../results/{claim['figure']})", ""]
+    return "\n".join([*lines, "</details>", ""])
 
 
 def _statistics(each: Judged) -> str:
     """Describe the test, its error, and both p values."""
     found = each.effect.found
     parts = [
-        f"{found.test}, {_plan(each)}",
+        f"{texts.interval(each.effect)} {each.claim['unit']}, n = {texts.count(each.effect)}",
+        f"{found.test}, {texts.plan(each)}",
         f"standard error {found.error:.3g} with {found.df:.3g} degrees of freedom",
-        f"as one of {each.tests} tests, no difference: {p_value(each.p)}",
-        f"a difference that matters: {p_value(each.p_of_smaller)}",
-        f"one in the other direction: {p_value(each.p_of_larger)}",
+        f"as one of {each.tests} tests, no difference: {texts.p_value(each.p)}",
+        f"a difference that matters: {texts.p_value(each.p_of_smaller)}",
+        f"one in the other direction: {texts.p_value(each.p_of_larger)}",
     ]
+    if each.effect.hedges_g_interval is not None:
+        low, high = each.effect.hedges_g_interval
+        parts.append(f"Hedges' g {each.effect.hedges_g:+.3g} ({low:+.3g} to {high:+.3g})")
     return "; ".join(parts)
+
+
+def _of_paper(each: Judged) -> list[str]:
+    """Return a line about the numbers of the paper, and what they say about ours."""
+    found = each.published
+    if found is None:
+        reason = why_none(each.claim)
+        return [f"- Number of the paper: none; {reason}."] if reason else []
+    numbers = f"{found.first:g} against {found.second:g} {found.unit} on {found.data}"
+    difference = f"{texts.signed(found.difference)} ({texts.signed(found.low)} to {texts.signed(found.high)})"
+    parts = [f"{found.source}: {numbers}, a difference of {difference}, from {found.interval_from}"]
+    if found.why_not_compared:
+        parts.append(f"not compared, because {found.why_not_compared}")
+    else:
+        parts.append(f"our interval {'excludes' if found.excluded else 'includes'} it")
+    if found.ratio is not None:
+        parts.append(f"our difference is {found.ratio:.2g} times as large")
+    if found.training:
+        parts.append(f"training: {found.training}")
+    if found.compute is not None:
+        parts.append(f"our networks saw {100 * found.compute:.2g} % as many training images")
+    return [f"- Number of the paper: {'; '.join(parts)}."]
 
 
 def _outcome(source: dict[str, Any]) -> str:
     """Describe a difference that does not decide the claim."""
     effect = effect_of({"claim": "a difference beside a claim", **source})
-    corrected = f", {p_value(effect.p_of_report)} in its report" if effect.plan.family_p else ""
+    corrected = ""
+    if effect.plan.family_p:
+        corrected = f", {texts.p_value(effect.p_of_report)} in its report"
     p = effect.found.p
     assert p is not None
-    return f"{_interval(effect)}, {p_value(p)} uncorrected{corrected}, n = {effect.count}."
+    uncorrected = f"{texts.p_value(p)} uncorrected"
+    return f"{texts.interval(effect)}, {uncorrected}{corrected}, n = {effect.count}."
 
 
 def _warnings(effect: Effect) -> list[str]:
@@ -262,36 +449,21 @@ def _records(claim: dict[str, Any]) -> str:
             "no archive of run directories; the numbers come from the CSV of runs in results/, "
             "and the command trains."
         )
-    return f"`tar xzf results/{archive} -C runs`, then the command."
+    return f"`tar xzf results/{archive} -C runs`, then the command of the table."
 
 
-def counted(every: list[Judged]) -> str:
-    """Return how many claims have each verdict."""
-    counts = Counter(each.verdict for each in every)
-    parts = [f"{verdict}: {counts[verdict]}" for verdict in VERDICTS if counts[verdict]]
-    return "; ".join(parts)
-
-
-def short_form(every: list[Judged]) -> str:
-    """Return the block of README.md: counts of papers' claims, and the decided ones with a key ``short``."""
-    papers = _of_kind(every, "paper")
-    lines = [
-        f"**[{len(papers)} claims of papers](docs/claims.md), tested with a published algorithm** in small networks "
-        f"({counted(papers)}). {len(every) - len(papers)} other rows, which are counted apart, concern claims changed "
-        "from a paper, an algorithm of ours, controls, and tests decided by construction.",
-        "",
-    ]
-    phrases: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
-    for each in papers:
-        if each.is_decided and "short" in each.claim:
-            phrases[each.verdict].append(each.claim["short"] + _label(each))
-    for verdict, of_verdict in phrases.items():
-        if of_verdict:
-            lines.append(f"- {verdict}: {'; '.join(of_verdict)}")
-    return "\n".join([*lines, ""])
-
-
-def with_short_form(readme: str, every: list[Judged]) -> str:
-    """Return README.md with the current short form."""
-    pattern = re.compile(re.escape(START) + ".*?" + re.escape(END), re.DOTALL)
-    return pattern.sub(lambda _: START + short_form(every) + END, readme)
+def _end() -> str:
+    of_page = []
+    for each in versions():
+        of_page.append(f"- **{each['version']}** ({each['date']}): {each['text']}")
+    changed = []
+    for change in changes():
+        cells = [change[key] for key in ("claim", "before", "after", "commit", "reason")]
+        changed.append("| " + " | ".join(cells) + " |")
+    points = [f"- {point}" for point in open_points()]
+    return _CHANGES.format(
+        versions="\n".join(of_page),
+        count=len(changed),
+        changed="\n".join(changed),
+        open_points="\n".join(points),
+    )

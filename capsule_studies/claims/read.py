@@ -38,6 +38,16 @@ def open_points() -> list[str]:
     return _section("open")
 
 
+def versions() -> list[dict[str, Any]]:
+    """Return the versions of the page, the newest first."""
+    return _section("versions")
+
+
+def abstract() -> list[dict[str, Any]]:
+    """Return the sentences of the abstract, with the verdicts that they need."""
+    return _section("abstract")
+
+
 def _section(name: str) -> list[Any]:
     found: list[Any] = yaml.safe_load(CLAIMS.read_text())[name]
     return found

@@ -1,7 +1,8 @@
 """The page of claims equals what the records give; the rules of its verdicts."""
 
-import hashlib
 import re
+import xml.etree.ElementTree as ET
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,14 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
+import yaml
 from scipy import stats
 
 from capsule_lab import statistics
 from capsule_lab.statistics import Difference
-from capsule_studies.claims import effects, page, plans, read
+from capsule_studies.claims import drawing, effects, figure, page, plans, read, readme, texts
 from capsule_studies.claims.effects import AFTER, PLANNED, UNKNOWN, Effect, Plan
-from capsule_studies.claims.figure import figure
 from capsule_studies.claims.needs import needs
 from capsule_studies.claims.verdicts import (
     EQUAL,
@@ -30,6 +30,7 @@ from capsule_studies.claims.verdicts import (
     PRELIMINARY,
     SMALL,
     UNDECIDED,
+    VERDICTS,
     Judged,
     judged,
     survivors,
@@ -68,27 +69,73 @@ def claims(start: str) -> list[dict[str, Any]]:
     return [claim for claim in CLAIMS if claim["claim"].startswith(start)]
 
 
-def test_page_and_readme_are_up_to_date() -> None:
+def test_page_readme_and_figures_are_up_to_date() -> None:
     """After new records or claims: ``make claims``."""
     assert page.PAGE.read_text() == page.page(JUDGED)
-    readme = page.README.read_text()
-    assert page.START in readme
-    assert readme == page.with_short_form(readme, JUDGED)
+    block = readme.README.read_text()
+    assert readme.START in block
+    assert block == readme.with_short_form(block, JUDGED)
+    files = {path.name: path.read_text() for path in figure.FOLDER.iterdir()}
+    assert files == figure.figures(JUDGED)
 
 
-def test_figure_belongs_to_the_page_and_shows_every_claim() -> None:
-    checksum = hashlib.sha256(page.PAGE.read_bytes()).hexdigest()
-    with Image.open(page.FIGURE) as file:
-        assert file.info["Description"] == checksum, "make claims"
-    shown = JUDGED[:20]
-    topics = {each.claim["topic"] for each in shown}
-    (axes,) = figure(shown).axes
-    assert len(axes.texts) == 20 + len(topics)
-    first = shown[0]
-    unit = effects.sign(first.claim) / first.claim["smallest"]
-    ends = sorted([unit * first.effect.low, unit * first.effect.high])
-    interval = axes.lines[1]
-    assert list(interval.get_xdata()) == pytest.approx(ends)
+FIGURES = figure.figures(JUDGED)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_valid_and_no_higher_than_a_screen(name: str) -> None:
+    root = ET.fromstring(FIGURES[name])  # ours
+    *_, width, height = map(float, root.attrib["viewBox"].split())
+    assert width == drawing.WIDTH
+    assert height <= 900
+    assert f"](../results/claims/{name})" in page.PAGE.read_text()
+
+
+def test_figures_of_topics_show_every_claim_that_is_not_struck() -> None:
+    shown: list[str] = []
+    for name, text in FIGURES.items():
+        if name != figure.PAPERS:
+            shown += re.findall(r">(C-\d+) <tspan", text)
+    struck = texts.in_table(JUDGED, "C")
+    expected = {each.claim["id"] for each in JUDGED if each not in struck}
+    assert sorted(shown) == sorted(expected)
+
+
+def test_an_interval_is_drawn_in_units_of_what_matters() -> None:
+    """A difference of -2 from -3 to -1, where less is claimed and 1 matters: from 1 to 3 units to the right."""
+    axis = drawing.Axis(0, 2 * drawing.WIDEST)
+    found = Judged(LOWER, effect(-3, -1, 0.01), 0.01, 1)
+    band, zero, line, marker = drawing.interval(found, axis, 10)
+    assert '<rect x="7.0" y="2" width="2.0"' in band
+    assert "M8.0 2" in zero
+    assert "M9.0 10H11.0" in line
+    assert 'cx="10.0" cy="10"' in marker
+    assert "fill:#fff" in marker, "after the fact"
+    planned = replace(found, effect=replace(found.effect, plan=Plan(PLANNED)))
+    *_, marker = drawing.interval(planned, axis, 10)
+    assert "fill:#fff" not in marker
+
+
+def test_a_difference_beyond_the_axis_is_an_arrow() -> None:
+    axis = drawing.Axis(0, 160)
+    found = Judged(LOWER, effect(-30, -10, 0.01), 0.01, 1)
+    *_, line, marker = drawing.interval(found, axis, 10)
+    assert "M160.0 10H160.0" in line
+    assert marker.startswith('<path d="M160.0 10l-9.0')
+
+
+def test_the_figure_beside_papers_has_the_number_of_the_paper() -> None:
+    (each,) = [each for each in JUDGED if each.claim["id"] == "C-071"]
+    text = figure.beside_papers([each, JUDGED[0]])
+    assert each.published is not None
+    assert JUDGED[0].published is None
+    assert re.findall(r">(C-\d+) <tspan", text) == ["C-071"]
+    assert "paper: within our interval" in text
+    # fewer errors are claimed, so both are at the right
+    place = figure._place(-each.published.difference)
+    assert f'd="M{place - 5:.1f} ' in text
+    assert figure._place(0) < place < figure._place(3)
+    assert "fill:#1b1b1b;stroke" in text, "the same data"
 
 
 def test_every_claim_is_complete() -> None:
@@ -217,16 +264,19 @@ def test_rows_with_fewer_seeds_than_planned_say_so() -> None:
 STANDINS = [each for each in JUDGED if not each.effect.real]
 
 
-@pytest.mark.parametrize("each", STANDINS, ids=page.title)
+@pytest.mark.parametrize("each", STANDINS, ids=texts.title)
 def test_a_stand_in_is_labelled_wherever_the_claim_is_shown(each: Judged) -> None:
     label = f"[stand-in: {each.claim['data']}]"
+    data = f"{each.claim['data']}, stand-in"
     lines = page.PAGE.read_text().splitlines()
-    rows = [line for line in lines if each.claim["claim"] in line]
-    assert len(rows) >= 2
+    rows = [line for line in lines if page._link(each) in line]
+    assert rows
     for row in rows:
-        assert label in row
-    (axes,) = figure([each]).axes
-    assert label in axes.texts[0].get_text()
+        assert f'<span class="badge standin">{data}</span>' in row
+    (proof,) = [line for line in lines if f"<summary>{each.claim['claim']}" in line]
+    assert label in proof
+    drawn = figure.of_topic("any", [each])
+    assert re.search(rf'class="s b"[^>]*>{data}, n = ', drawn)
     assert "smallNORB against" not in each.claim["test"]
     of_the_loss = "the paper's cross-entropy is that of activations"
     assert "paper's" not in each.claim["test"].replace(of_the_loss, "")
@@ -236,35 +286,121 @@ def test_a_stand_in_is_labelled_in_the_readme() -> None:
     claim = {**STANDINS[0].claim, "kind": "paper", "short": "a phrase"}
     real = Judged(claim, effect(-3, -1, 0.01), 0.01, 1)
     standin = replace(STANDINS[0], claim=claim)
-    assert "a phrase;" not in page.short_form([real, standin])
+    assert "a phrase;" not in readme.short_form([real, standin])
     of_standin = replace(effect(3, 9, 0.001), real=False)
     decided = Judged(claim, of_standin, 0.001, 1)
-    assert f"a phrase [stand-in: {claim['data']}]" in page.short_form([decided])
+    assert f"a phrase [stand-in: {claim['data']}]" in readme.short_form([decided])
 
 
-PAPERS = [each for each in JUDGED if each.claim["kind"] == "paper"]
+OF_PAPERS = texts.in_table(JUDGED, "A")
 
 
-@pytest.mark.parametrize("each", PAPERS, ids=page.title)
+@pytest.mark.parametrize("each", OF_PAPERS, ids=texts.title)
 def test_a_papers_claim_names_a_paper_and_uses_no_algorithm_of_ours(each: Judged) -> None:
-    of_others = re.search(r"\b(after|implied|ours|talks)\b", each.claim["by"])
-    assert of_others is None, each.claim["by"]
-    assert "ours" not in each.claim["claim"]
-    assert "normalised evidence" not in each.claim["scale"]
+    claim = each.claim
+    assert re.search(r"[A-Z]\w+ \d{4}", claim["by"]), claim["by"]
+    assert not re.search(r"\b(ours|talks|not this)\b", claim["by"])
+    changed = re.search(r"\b(after|implied)\b", claim["by"])
+    assert bool(changed) == (claim["kind"] == "implied"), claim["by"]
+    assert "ours" not in claim["claim"]
+    assert "normalised evidence" not in claim["algorithm"]
+    assert claim["network"], "what differs from the network of the paper"
+
+
+def test_table_a_has_a_row_for_each_claim_and_a_column_for_each_algorithm() -> None:
+    """Couplings that are replaced by their mean: dynamic routing in its column, two other algorithms in the last."""
+    table = page._overview(OF_PAPERS)
+    _, _, *rows = table.strip().splitlines()
+    assert len(rows) == len(texts.by_claim(OF_PAPERS))
+    assert len(re.findall(r"\[C-\d+\]", table)) == len(OF_PAPERS)
+    (row,) = [row for row in rows if "replaced by their mean over images" in row]
+    *_, dynamic, of_em, others, _ = row.split("|")
+    assert "[C-028](#c-028)" in dynamic
+    assert not of_em.strip()
+    first, second = others.split("<br>")
+    assert first.strip().startswith("variational Bayes: [C-031](#c-031)")
+    assert second.startswith("inverted attention: [C-032](#c-032)")
+
+
+def test_every_claim_has_a_heading_with_its_id_and_commands_that_repeat_it() -> None:
+    text = page.PAGE.read_text()
+    headings = re.findall(r"^#### (C-\d+)$", text, re.MULTILINE)
+    assert sorted(headings) == sorted(IDS)
+    for name in IDS:
+        _, _, proof = text.partition(f"\n#### {name}\n")
+        proof, _, _ = proof.partition("</details>")
+        assert f"`make claim id={name}` from the archive" in proof
+        assert f"`make claim id={name} train=true` with new seeds" in proof
+
+
+def test_links_to_a_claim_are_to_headings_of_the_page() -> None:
+    anchors = set(re.findall(r"\]\(#(c-\d+)\)", page.PAGE.read_text()))
+    anchors |= set(re.findall(r"claims\.md#(c-\d+)\)", readme.README.read_text()))
+    assert anchors <= {name.lower() for name in IDS}
+
+
+def test_what_is_struck_has_a_reason_and_no_verdict() -> None:
+    """Struck are tautologies, and claims that were removed from the page."""
+    _, _, table = page.PAGE.read_text().partition("## Table C")
+    struck = texts.in_table(JUDGED, "C")
+    assert len(struck) >= 8
+    for each in struck:
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| {page._link(each)}")]
+        assert each.claim["struck"] in row
+        assert re.findall(r"<b>(.*?)</b>", row) == ["struck"]
+    removed = [each for each in read.changes() if each["after"].startswith("removed")]
+    assert removed
+    for change in removed:
+        assert f"| {change['claim']} | {change['before']} |" in table
+
+
+def test_the_abstract_has_120_words_and_numbers_of_the_records() -> None:
+    text = page.abstract_of(JUDGED)
+    assert text in page.PAGE.read_text()
+    without_numbers = re.sub(r" \(\[C-.*?n = \d+\)", "", text)
+    assert len(without_numbers.split()) <= 120
+    lines = pd.read_csv(RESULTS / "algorithms_mnist_comparisons.csv")
+    line = lines.set_index("comparison").loc["dynamic_iterations"]
+    numbers = [texts.signed(line[key]) for key in ("difference", "low", "high")]
+    difference, low, high = numbers
+    assert f"([C-016](#c-016): {difference} ({low} to {high}), n = 8)" in text
+
+
+def test_a_sentence_of_the_abstract_whose_verdict_has_changed_is_an_error() -> None:
+    changed = []
+    for each in JUDGED:
+        of_abstract = each.claim["id"] == "C-016"
+        changed.append(replace(each, p=0.5, p_of_smaller=0.5) if of_abstract else each)
+    with pytest.raises(ValueError, match="says of C-016: holds, but its verdict is: undecided"):
+        page.abstract_of(changed)
+
+
+def test_the_newest_version_is_that_of_the_citation() -> None:
+    citation = yaml.safe_load((read.ROOT / "CITATION.cff").read_text())
+    (entry,) = [each for each in citation["references"] if each["type"] == "website"]
+    newest = read.versions()[0]
+    assert entry["version"] == newest["version"]
+    assert entry["date-released"] == newest["date"]
+    assert f"Version {newest['version']} of {newest['date']}" in page.PAGE.read_text()
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_a_label_has_the_colour_of_the_figures(verdict: str) -> None:
+    style = (read.ROOT / "docs" / "static" / "claims.css").read_text()
+    name = texts.slug(verdict)
+    assert f".verdict.{name} {{--colour: {drawing.COLOURS[verdict]};}}" in style
 
 
 def test_readme_counts_papers_claims_only() -> None:
-    _, _, after_start = page.README.read_text().partition(page.START)
-    block, _, _ = after_start.partition(page.END)
-    assert f"[{len(PAPERS)} claims of papers]" in block
-    counts = [int(number) for number in re.findall(r": (\d+)[;)]", block)]
-    assert sum(counts) == len(PAPERS)
-    listed: set[str] = set()
-    for line in re.findall(r"^- (.*)$", block, re.MULTILINE):
-        _, _, phrases = line.partition(": ")
-        listed |= set(phrases.split("; "))
-    others = [each.claim for each in JUDGED if each.claim["kind"] != "paper"]
-    assert not listed & {claim.get("short") for claim in others}
+    _, _, after_start = readme.README.read_text().partition(readme.START)
+    block, _, _ = after_start.partition(readme.END)
+    claims = len(texts.by_claim(OF_PAPERS))
+    assert f"[{claims} claims of papers](docs/claims.md), in {len(OF_PAPERS)} tests" in block
+    counts = {verdict: int(n) for verdict, n in re.findall(r"[(;] ?([a-z ,]+): (\d+)", block)}
+    assert counts == Counter(each.verdict for each in OF_PAPERS)
+    listed = set(re.findall(r"\[(C-\d+)\]", block))
+    assert listed
+    assert listed <= {each.claim["id"] for each in OF_PAPERS if each.is_decided}
 
 
 class Outcome(NamedTuple):
@@ -393,16 +529,15 @@ def test_a_later_measure_decides_only_with_the_planned_one(
 
 def test_the_page_shows_the_planned_measure_beside_the_later_one() -> None:
     """The numbers of results/inside_capsules_comparisons.csv for rotation, EM routing against a CNN."""
-    start = "**Poses of capsules change by one affine map when the image rotates"
-    _, _, after_start = page.PAGE.read_text().partition(start)
-    section, _, _ = after_start.partition("\n**")
+    _, _, after_start = page.PAGE.read_text().partition("\n#### C-044\n")
+    section, _, _ = after_start.partition("</details>")
     lines = pd.read_csv(RESULTS / "inside_capsules_comparisons.csv")
     of_em = lines[lines["first"].str.startswith("EM")]
     differences = of_em.groupby("comparison")["difference"].first()
     planned = differences["rotation_no_capsules"]
     reported = differences["rotation_map_no_capsules"]
-    assert f"- The measure that was planned first: {page.signed(planned)} (" in section
-    assert f"as this page reported until 27 November: {page.signed(reported)} (" in section
+    assert f"- The measure that was planned first: {texts.signed(planned)} (" in section
+    assert f"as this page reported until 27 November: {texts.signed(reported)} (" in section
     assert AFTER in section
 
 
@@ -552,7 +687,7 @@ def test_the_toys_alone_leave_rows_about_viewpoints_undecided() -> None:
 UNDECIDED_CLAIMS = [each for each in JUDGED if not each.is_decided]
 
 
-@pytest.mark.parametrize("each", UNDECIDED_CLAIMS, ids=page.title)
+@pytest.mark.parametrize("each", UNDECIDED_CLAIMS, ids=texts.title)
 def test_no_claim_needs_more_than_ten_thousand_seeds(each: Judged) -> None:
     assert "10,000" not in needs(each)
 
@@ -568,7 +703,7 @@ def test_no_claim_needs_more_than_ten_thousand_seeds(each: Judged) -> None:
     ],
 )
 def test_halves_are_rounded_away_from_zero(value: float, text: str) -> None:
-    assert page.signed(value) == text
+    assert texts.signed(value) == text
 
 
 def test_a_claim_says_how_to_unpack_its_records() -> None:

@@ -1,0 +1,46 @@
+"""Writes the block of README.md."""
+
+from __future__ import annotations
+
+import re
+
+from capsule_studies.claims.read import ROOT
+from capsule_studies.claims.texts import (
+    anchor,
+    by_claim,
+    counted,
+    in_table,
+    label_of_standin,
+)
+from capsule_studies.claims.verdicts import VERDICTS, Judged
+
+README = ROOT / "README.md"
+START, END = "<!-- written by make claims -->\n", "<!-- end -->"
+
+
+def short_form(every: list[Judged]) -> str:
+    """Return the block: counts of papers' claims, and the decided ones with a key ``short``."""
+    of_papers = in_table(every, "A")
+    claims = by_claim(of_papers)
+    lines = [
+        f"**[{len(claims)} claims of papers](docs/claims.md), in {len(of_papers)} tests** of published algorithms in "
+        f"small networks ({counted(of_papers)}). {len(every) - len(of_papers)} other tests are counted apart: "
+        "controls, questions of ours, and what was struck.",
+        "",
+    ]
+    phrases: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
+    for each in of_papers:
+        if each.is_decided and "short" in each.claim:
+            link = f"[{each.claim['id']}](docs/claims.md{anchor(each)})"
+            phrase = f"{link} {each.claim['short']}{label_of_standin(each)}"
+            phrases[each.verdict].append(phrase)
+    for verdict, of_verdict in phrases.items():
+        if of_verdict:
+            lines.append(f"- {verdict}: {'; '.join(of_verdict)}")
+    return "\n".join([*lines, ""])
+
+
+def with_short_form(readme: str, every: list[Judged]) -> str:
+    """Return README.md with the current short form."""
+    pattern = re.compile(re.escape(START) + ".*?" + re.escape(END), re.DOTALL)
+    return pattern.sub(lambda _: START + short_form(every) + END, readme)
