@@ -33,7 +33,7 @@ PAGE = ROOT / "docs" / "claims.md"
 _ALGORITHMS = {"dynamic": "dynamic routing", "EM": "EM routing (Hinton 2018)"}
 _STRUCK = "struck"
 
-_HEAD = """# Claims about capsule networks, tested
+_HEAD = """# Claims
 
 {abstract}
 
