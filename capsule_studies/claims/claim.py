@@ -16,6 +16,7 @@ from capsule_lab.errors import CapsuleLabError, ConfigError, closest, printable
 from capsule_studies.claims.effects import Effect, effect_of
 from capsule_studies.claims.read import ROOT, read
 from capsule_studies.claims.recompute import archives_of, recomputed, runs_of
+from capsule_studies.claims.texts import p_value, signed, title
 from capsule_studies.claims.verdicts import Judged, judged
 
 _TOLERANCE = 1e-4  # relative: values in results/ are rounded to six digits
