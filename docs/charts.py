@@ -87,7 +87,7 @@ def speed() -> str:
 
 
 def claims(every: list[Judged]) -> str:
-    """Return the tests of papers' claims by verdict, with their intervals."""
+    """Return the tests of papers' claims by verdict; those that are decided with their intervals, others by id."""
     tested = in_table(every, "A")
     order = list(VERDICTS)
     tested.sort(key=lambda each: order.index(each.verdict))
@@ -100,12 +100,12 @@ def claims(every: list[Judged]) -> str:
         shapes.append(
             f'<text x="10" y="{top}" style="font-weight:600;fill:{colour}">{verdict}: {len(members)}</text>'
         )
+        if not members[0].is_decided:
+            words = ", ".join(each.claim["id"] for each in members)
+            top = _write(shapes, words, top)
+            continue
         for each in members:
-            words = f"{each.claim['id']} {title(each)}"
-            for line in textwrap.wrap(words, _LETTERS, break_on_hyphens=False):
-                top += 15
-                shapes.append(f'<text class="s" x="10" y="{top}">{html.escape(line)}</text>')
-            top += 12
+            top = _write(shapes, f"{each.claim['id']} {title(each)}", top) + 12
             shapes += interval(each, axis, top)
             top += 6
     top += 12
@@ -116,6 +116,14 @@ def claims(every: list[Judged]) -> str:
         top += 15
         shapes.append(f'<text x="{WIDTH / 2:.0f}" y="{top}" text-anchor="middle">{line}</text>')
     return svg(WIDTH, top + 10, "Claims of papers and what was found", shapes, is_fixed=True)
+
+
+def _write(shapes: list[str], words: str, top: float) -> float:
+    """Write words on lines below a height, and return the height of the last one."""
+    for line in textwrap.wrap(words, _LETTERS, break_on_hyphens=False):
+        top += 15
+        shapes.append(f'<text class="s" x="10" y="{top}">{html.escape(line)}</text>')
+    return top
 
 
 def charts() -> Iterator[tuple[str, str]]:
