@@ -13,7 +13,7 @@ from capsule_lab import statistics
 from capsule_lab.analysis.axes import LINE, SIZE, add_heading, wrapped
 from capsule_lab.errors import printable
 from capsule_lab.tables.comparisons import Compared
-from capsule_lab.tables.summary import Entry, Mean, Point, panels
+from capsule_lab.tables.summary import Entry, Mean, Point, intervals_are_over, panels
 from capsule_lab.tables.terminal_formats import Row, Sheet
 
 HEADINGS = [
@@ -144,7 +144,7 @@ def runs_as_dots(entries: Sequence[Entry]) -> Figure | None:
                 _join_seeds(axis, place, points[place - 1], point)
         _label_rows(axis, _row_labels(points))
     first, *_ = points_of.values()
-    over = "runs" if first[0].runs[0].cell.fold is None else "test images"
+    over = "runs" if first[0].runs[0].cell.fold is None else intervals_are_over(entries)
     add_heading(
         figure,
         f"Dots: runs, joined by seed. Bars: mean and 95 % interval over {over}. Diamonds: published values",
@@ -178,13 +178,15 @@ def _draw_runs(axis: Axes, place: int, point: Point) -> None:
 
 
 def _interval(point: Point) -> tuple[float, float, float]:
-    """Return the mean of a row and the ends of its interval: over runs; over test images if runs are folds."""
+    """Return the mean of a row and the ends of its interval: over runs; over images or groups if runs are folds."""
     first, *_ = point.runs
     of_row = point.entry.ours if first.real else point.entry.standin
     if isinstance(of_row, Mean) and of_row.by_fold:
         center = of_row.center
-        low, high = of_row.over_images or (center, center)
-        return center, low, high
+        interval = of_row.interval
+        return (
+            (center, center, center) if interval is None else (center, interval.low, interval.high)
+        )
     values = point.values
     center = sum(values) / len(values)
     half = statistics.half_width(values) or 0.0

@@ -36,6 +36,7 @@ from capsule_lab.tables.summary import (
     Median,
     Run,
     best_runs,
+    intervals_are_over,
     runs_of,
     values_of,
 )
@@ -177,11 +178,10 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
 
 
 def _interval_over_folds(ours: Mean | Median | None) -> dict[str, float]:
-    """Return the ends of the interval over the test images of all folds as columns; empty without folds."""
-    if not isinstance(ours, Mean) or not ours.by_fold or ours.over_images is None:
+    """Return the ends of the interval of all folds together as columns; empty without folds."""
+    if not isinstance(ours, Mean) or not ours.by_fold or ours.interval is None:
         return {}
-    low, high = ours.over_images
-    return {"ours_low": low, "ours_high": high}
+    return {"ours_low": ours.interval.low, "ours_high": ours.interval.high}
 
 
 def as_csv(frame: pd.DataFrame) -> str:
@@ -291,7 +291,8 @@ def _caption(table: Table, entries: Sequence[Entry], tested: Sequence[Compared])
         return printable(table.paper)
     what = "Means ± half of the 95 % interval over n runs"
     if table.folds is not None:
-        what = f"Means over {table.folds} folds and 95 % intervals over all their test images"
+        over = intervals_are_over(entries)
+        what = f"Means over {table.folds} folds and 95 % intervals over all their {over}"
     parts = [table.paper, what]
     if tested:
         tests = _listed(answer.difference.test for answer in tested)

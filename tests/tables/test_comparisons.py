@@ -13,7 +13,13 @@ import pytest
 from capsule_lab import runs
 from capsule_lab.commands.tables import read_table as read
 from capsule_lab.errors import ConfigError, TableError
-from capsule_lab.statistics import holm, paired_difference, runs_for, unpaired_difference
+from capsule_lab.statistics import (
+    holm,
+    interval_over_clusters,
+    paired_difference,
+    runs_for,
+    unpaired_difference,
+)
 from capsule_lab.tables import comparison_formats
 from capsule_lab.tables.comparisons import Compared, compared, plan
 from capsule_lab.tables.expand import distinct, expand
@@ -70,6 +76,19 @@ def change_record(directory: Path, **changes: Any) -> None:
     file = directory / "metrics.json"
     record = json.loads(file.read_text())
     file.write_text(json.dumps(record | changes))
+
+
+def test_interval_of_one_run_is_over_groups_where_there_are_some(tmp_path: Path) -> None:
+    file = write_table(tmp_path, rows=ROWS[:1], seeds=[0])
+    table = read(file)
+    (cell,) = expand(table)
+    wrong = some_wrong("a", 0)
+    add_predictions(write_run(cell), wrong)
+    (entry,) = summarise(table)
+    expected = interval_over_clusters(wrong, np.arange(IMAGES) // 10)
+    assert expected is not None
+    low, high = expected
+    assert str(entry.ours).endswith(f"(one run; {low:.2f} to {high:.2f} over groups)")
 
 
 def test_clusters_of_a_part_of_the_test_set(tmp_path: Path) -> None:
