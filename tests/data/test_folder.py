@@ -944,7 +944,7 @@ def followed(options: dict[str, Any], path: Path) -> dict[str, Any]:
 def test_a_class_of_one_picture_is_reported(folder: Path) -> None:
     for path in sorted((folder / "disc").iterdir())[1:]:
         path.unlink()
-    message = r"test_share is 1/5, 5 of 25 images; .*: there is a single image of class 1"
+    message = r"test_share is 1/5, 5 of 25 images; .*: there is a single image of class disc"
     with pytest.raises(ValueError, match=message):
         module(folder)
 

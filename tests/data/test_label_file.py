@@ -189,6 +189,15 @@ WRONG = {
 }
 
 
+def test_too_few_groups_of_pictures_with_labels_are_those_of_the_data_set(made: Path) -> None:
+    number = len({Path(file).stem[:2] for file in labels_in(made)})
+    message = (
+        rf"but the data set has {number} groups; expected 99 or more: set data\.folds={number}$"
+    )
+    with pytest.raises(ValueError, match=message):
+        module(made, "fit", groups="groups.csv", folds=99, fold=0)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_file_is_one_sentence(made: Path, tmp_path: Path, name: str) -> None:
     content, expected = WRONG[name]
