@@ -116,7 +116,7 @@ def _result(run: runs.Run, metrics: dict[str, Any]) -> str:
     always = runs.results.describe_constant(metrics)
     of_classes = runs.results.describe_classes(metrics, "test")
     result = f"{text}, one training run{always}."
-    return f"{result}\n\nThe classes are unbalanced: {of_classes}." if of_classes else result
+    return f"{result}\n\nBy class: {of_classes}." if of_classes else result
 
 
 def _training(run: runs.Run, metrics: dict[str, Any]) -> Iterator[str]:

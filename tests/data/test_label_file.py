@@ -265,6 +265,7 @@ def test_a_network_learns_them_and_predict_names_them(cli: Cli, scores: str) -> 
     assert classes["images"] == dict(zip(CLASSES, found.label.sum(0).tolist(), strict=True))
 
     answer = cli("evaluate", "ckpt=run")
+    assert f"label error {test['label_error']:.2f} %, balanced error " in answer.out
     named = ", ".join(most_frequent) or "no label"
     assert f"% (always answering {named}: {classes['constant_error']:.2f} %)" in answer.out
     predicted = json.loads(cli("predict", "ckpt=run", "images=pictures/a", "to=json").out)

@@ -95,7 +95,7 @@ def test_card_of_unbalanced_classes_has_their_errors(a_copy: Path, tmp_path: Pat
     metrics["test"]["balanced_error"] = 40.0
     file.write_text(json.dumps(metrics))
     _, text = published(runs.open(a_copy), tmp_path)
-    assert "The classes are unbalanced: balanced error 40.00 %" in text
+    assert "By class: balanced error 40.00 %" in text
     assert "lowest recall: 1 20.0 % of 10 images" in text
 
 
