@@ -89,6 +89,7 @@ class Training:
         build.check_accelerator(self.config.trainer)
         with build.constructing("data"):
             self.data.setup("fit")
+            self.data.advise_training()
 
     def _build_trainer(self, deadline: float) -> None:
         """Build the Trainer, and check that it can train this module on these data and save it."""

@@ -382,8 +382,8 @@ class ArraysDataModule(AbstractOwnPictures):
         groups = self.real_source.groups
         return None if groups is None else groups[_rows(images)]
 
-    def _setup_training(self) -> None:
-        super()._setup_training()
+    def advise_training(self) -> None:
+        super().advise_training()
         source = self.real_source
         unused = source.unused()
         if unused:

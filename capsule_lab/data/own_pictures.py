@@ -166,11 +166,7 @@ class AbstractOwnPictures(AbstractDataModule):
         super()._setup_training()
         self._describe_sides()
 
-    def setup(self, stage: str) -> None:
-        is_loaded = "train" in self.sets
-        super().setup(stage)
-        if stage != "fit" or is_loaded:
-            return
+    def advise_training(self) -> None:
         number = len(self.sets["train"].labels)
         if number < _FEW:
             log.warning(

@@ -377,7 +377,8 @@ UNUSED = {
 def test_an_array_of_patients_that_is_not_used_is_named(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module(save("a.npz", images=GREY, labels=CLASSES, patient=UNUSED[kind], mean=np.zeros(3)))
+    path = save("a.npz", images=GREY, labels=CLASSES, patient=UNUSED[kind], mean=np.zeros(3))
+    module(path).advise_training()
     (message,) = [line for line in caplog.messages if "not used" in line]
     assert "a row for each image that are not used: patient; if one names its patient" in message
     assert "set data.groups=" in message
@@ -388,7 +389,7 @@ def test_with_groups_other_arrays_are_not_named(
     options: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = save("a.npz", images=GREY, labels=CLASSES, groups=PATIENTS, patient=PATIENTS)
-    module(path, **options)
+    module(path, **options).advise_training()
     assert "not used" not in caplog.text
 
 

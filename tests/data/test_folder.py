@@ -404,15 +404,14 @@ def test_half_of_the_training_pictures_are_mirrored(made: Path) -> None:
 
 
 def test_few_pictures_are_mentioned_once_and_in_training_only(
-    made: Path, caplog: pytest.LogCaptureFixture
+    made: Path, tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = module(made, stage="validate")
-    data.setup("test")
-    data.setup("fit")
-    assert "pictures are few" not in caplog.text
-    data = module(made)
-    data.setup("fit")
+    config = tiny(*options_for(made), "trainer.max_epochs=1", "train.test=none")
+    train(config, tmp_path / "run")
     assert caplog.text.count("24 training pictures are few") == 1
+    caplog.clear()
+    [*runs.open(tmp_path / "run").batches("train")]
+    assert "pictures are few" not in caplog.text
 
 
 def test_a_run_that_stopped_in_an_epoch_continues_bit_for_bit(
