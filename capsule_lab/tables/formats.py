@@ -123,7 +123,7 @@ def as_markdown(
         cells = map(comparison_formats.cells_of, answers)
         lines += ["### Comparisons", ""]
         lines += _markdown_table(comparison_formats.HEADINGS, cells)
-        lines += [_markdown(comparison_formats.EXPLANATION), ""]
+        lines += [_markdown(comparison_formats.explanation()), ""]
     for label, note in notes(entries).items():
         lines.append(f"- {_markdown(label)}: {_markdown(note)}")
     for remark in [*remarks(entries), *failures(entries)]:
@@ -346,6 +346,7 @@ def as_page(
     parts = {}
     for label, part in by_column(entries).items():
         parts[label] = _rows(part)
+    compared_rows = comparison_formats.rows_of(answers)
     return environment.get_template("page.html").render(
         table=table,
         command=command,
@@ -359,10 +360,10 @@ def as_page(
         remarks=remarks(entries),
         failures=failures(entries),
         costs=costs,
-        answers=comparison_formats.rows_of(answers),
+        answers=compared_rows,
         comparison_headings=comparison_formats.HEADINGS,
         comparison_texts=comparison_formats.TEXTS,
-        explanation=comparison_formats.EXPLANATION,
+        explanation=comparison_formats.explanation_of(compared_rows),
         drawn=drawn,
         attacks=attacks or {},
         runs=runs,

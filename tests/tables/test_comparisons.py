@@ -168,6 +168,33 @@ def test_only_seeds_with_both_runs_are_paired(tmp_path: Path) -> None:
     assert pairs.remark == "1 seeds without a pair"
 
 
+WITHOUT_P = {
+    "one pair": (PAIRS, {"a": [1.0], "b": [1.5]}, "no p value: it needs two pairs"),
+    "one run": (APART, {"a": [1.0], "b": [1.5, 1.6]}, "no p value: it needs two runs a row"),
+    "equal pairs": (
+        PAIRS,
+        {"a": [1.0, 2.0], "b": [1.5, 2.5]},
+        "no p value: all differences are equal",
+    ),
+    "equal runs": (
+        APART,
+        {"a": [1.0, 1.0], "b": [1.5, 1.5]},
+        "no p value: all runs of a row are equal",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_P)
+def test_a_comparison_without_p_says_why_and_its_legend_omits_p(tmp_path: Path, kind: str) -> None:
+    comparison, errors, reason = WITHOUT_P[kind]
+    (found,) = answers(tmp_path, [comparison], errors)
+    assert found.difference.p is None
+    assert found.remark.endswith(reason)
+    legend = comparison_formats.on_terminal([found]).caption
+    assert legend.startswith("difference: first row minus second. planned: ")
+    assert "p (Holm)" in comparison_formats.explanation()
+
+
 def test_comparisons_over_images_and_clusters_use_predictions(tmp_path: Path) -> None:
     over_images = {**PAIRS, "name": "images", "unit": "images", "family": "images"}
     over_clusters = {**PAIRS, "name": "clusters", "unit": "clusters", "family": "clusters"}

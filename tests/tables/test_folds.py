@@ -16,6 +16,7 @@ from capsule_lab.tables import comparison_formats, formats
 from capsule_lab.tables.comparisons import compared
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.summary import Entry, Mean, summarise
+from tests.helpers.commands import Cli
 from tests.helpers.tables import TINY, cells_of, write_run, write_table
 
 FOLDS = 3
@@ -254,6 +255,19 @@ def test_report_names_every_fold(tmp_path: Path) -> None:
     assert "folds of b" in text
     latex = formats.as_latex(table, entries, answers)
     assert "Means over 3 folds and 95 \\% intervals" in latex
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_remarks_of_the_report_fit_the_terminal(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    file = table_over_folds(tmp_path, seeds=[0], comparisons=[BY_FOLD])
+    write_runs(file)
+    lines = cli("report", f"table={file}", f"out={tmp_path / 'out'}").out.splitlines()
+    shown = [line for line in lines if not line.startswith("written to ")]
+    assert max(map(len, shown)) <= columns
+    assert "Grandvalet 2004)" in " ".join(shown)
 
 
 def test_frames_and_figure_have_folds_and_intervals(tmp_path: Path) -> None:
