@@ -272,7 +272,7 @@ class Interval(NamedTuple):
 
 
 def interval_of_error(
-    wrong: npt.NDArray[np.float64], clusters: npt.NDArray[Any] | None
+    wrong: npt.NDArray[Any], clusters: npt.NDArray[Any] | None
 ) -> Interval | None:
     """Return the interval over clusters of test images, such as patients, if there are any, else over test images.
 

@@ -209,7 +209,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save unless there is no validation, after which Lightning would warn that ``monitor`` is missing."""
-        if self.monitor in trainer.callback_metrics or sum(trainer.num_val_batches):
+        if self.monitor in trainer.callback_metrics or any(trainer.num_val_batches):
             super().on_train_epoch_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
