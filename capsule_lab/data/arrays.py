@@ -83,7 +83,7 @@ class ArraySource(AbstractSource):
         labels: str | None,
         axes: str | None,
         limits: Sequence[float] | None,
-        groups_name: str | None,
+        groups_name: str | None = None,
     ) -> None:
         self.path = None if path is None else expanded(path).absolute()
         self.images = images
