@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -286,6 +286,27 @@ def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> Diff
         (1, 1),
         "exact McNemar test, these two networks",
     )
+
+
+class Interval(NamedTuple):
+    """The 95 % interval of an error in percent, from ``low`` to ``high``, and what it is over."""
+
+    low: float
+    high: float
+    over: Literal["test images", "groups"]
+
+
+def interval_of_error(
+    wrong: npt.NDArray[Any], clusters: npt.NDArray[Any] | None
+) -> Interval | None:
+    """Return the interval over clusters of test images, such as patients, if there are any, else over test images.
+
+    See ``interval_over_clusters``.
+    """
+    if clusters is None:
+        return Interval(*interval_over_images(wrong.sum(), len(wrong)), "test images")
+    found = interval_over_clusters(wrong, clusters)
+    return None if found is None else Interval(*found, "groups")
 
 
 def interval_over_images(wrong: float, images: int) -> tuple[float, float]:

@@ -207,6 +207,11 @@ class BestCheckpoint(ModelCheckpoint):
         self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         super().setup(trainer, pl_module, stage)
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save unless there is no validation, after which Lightning would warn that ``monitor`` is missing."""
+        if self.monitor in trainer.callback_metrics or any(trainer.num_val_batches):
+            super().on_train_epoch_end(trainer, pl_module)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score, also after the run was moved, but not if it continues in another directory."""
         best = Path(str(self.dirpath)) / "best.ckpt"

@@ -87,7 +87,9 @@ def _print(
     for run in running(entries):
         line = f"{run.cell.name}  {run.bar}  {run.text}"
         console.print(printable(line), markup=False, soft_wrap=True)
-    for line in [*formats.remarks(entries), *formats.failures(entries), *planned]:
+    for line in formats.remarks(entries):
+        console.print(printable(line), markup=False)
+    for line in [*formats.failures(entries), *planned]:
         console.print(printable(line), markup=False, soft_wrap=True)
 
 

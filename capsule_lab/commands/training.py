@@ -89,6 +89,7 @@ class Training:
         build.check_accelerator(self.config.trainer)
         with build.constructing("data"):
             self.data.setup("fit")
+            self.data.advise_training()
 
     def _build_trainer(self, deadline: float) -> None:
         """Build the Trainer, and check that it can train this module on these data and save it."""
@@ -129,7 +130,7 @@ class Training:
         runs.directories.create_directory(self.directory, self.config, self.overrides)
         with (
             runs.results.recording_failure(self.directory),
-            runs.files.logging_to(self.directory / "train.log"),
+            runs.files.logging_to(self.directory / "train.log") as write_to_log,
         ):
             log.info("%s on %s", type(self.module.network).__name__, self.data.provenance["name"])
             log.info(
@@ -139,7 +140,7 @@ class Training:
             )
             log.info("overrides of the defaults: %s", shlex.join(self.overrides) or "none")
             for difference in presets.differences_of_overrides(self.overrides):
-                log.info("%s", difference)
+                write_to_log(difference)
             for line in self.initial.lines if self.initial else ():
                 log.info("%s", line)
             self.log_batch()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +41,8 @@ from capsule_lab.errors import ConfigError, DataError
 from capsule_lab.system.files import expanded
 from capsule_lab.types import DataSpec
 
+log = logging.getLogger(__name__)
+
 _LABELS = ("labels", "y", "Y", "target")
 _LABELS_OF_PART = ("y_{}", "Y_{}", "{}_labels")
 
@@ -74,6 +78,7 @@ class ArraySource(AbstractSource):
     Args:
         path: the file; ``None`` if it is not known.
         images, labels, axes, limits: see ``ArraysDataModule``.
+        groups_name: ``groups`` of ``ArraysDataModule``.
 
     Attributes:
         known: specification of the data of a trained network; ``None`` if it is read from the file.
@@ -86,10 +91,12 @@ class ArraySource(AbstractSource):
         labels: str | None,
         axes: str | None,
         limits: Sequence[float] | None,
+        groups_name: str | None = None,
     ) -> None:
         self.path = None if path is None else expanded(path).absolute()
         self.images = images
         self.labels = labels
+        self.groups_name = groups_name
         self.axes = axes
         self.limits = limits
         self.known: DataSpec | None = None
@@ -124,7 +131,7 @@ class ArraySource(AbstractSource):
     def _arrays(self) -> list[tuple[str, NamedArray, NamedArray]]:
         """Return the part, the images and the labels of each set."""
         file = self.file
-        if file.path.suffix.lower() == ".npy":
+        if self._has_images_only:
             return [("", NamedArray(file, file.path.stem), self._labels_beside())]
         names = file.headers
         images = first_of(names, IMAGES if self.images is None else (self.images,))
@@ -151,8 +158,11 @@ class ArraySource(AbstractSource):
             raise DataError(
                 f"data.labels is missing; expected data.labels=<a .npy file of the labels of {self.file.path.name}>"
             )
-        path = expanded(self.labels).absolute()
-        return NamedArray(ArrayFile(path), path.stem)
+        return _array_beside(self.labels)
+
+    @property
+    def _has_images_only(self) -> bool:
+        return self.file.path.suffix.lower() == ".npy"
 
     @cached_property
     def image_shape(self) -> tuple[int, int, int]:
@@ -209,9 +219,10 @@ class ArraySource(AbstractSource):
     def parts(self) -> Values:
         """The part of each image, in the order of the file; empty if it is to be divided."""
         parts = np.concatenate([np.full(len(each.labels), each.part) for each in self.sets])
-        given = self._beside_labels("split")
-        if given is None:
+        array = self._array("split")
+        if array is None:
             return parts
+        given = self._beside_labels(array)
         for part in np.unique(given).tolist():
             if part not in PARTS:
                 raise DataError(
@@ -224,13 +235,45 @@ class ArraySource(AbstractSource):
     @cached_property
     def groups(self) -> Values | None:
         """The group of each image, in the order of the file; ``None`` without groups."""
-        return self._beside_labels("groups")
+        array = self._array_of_groups()
+        return None if array is None else self._beside_labels(array)
 
-    def _beside_labels(self, name: str) -> Values | None:
-        """Return the array of this name with a value for each image; ``None`` if there is none."""
-        if name not in self.file.headers or self.file.path.suffix.lower() == ".npy":
+    def _array_of_groups(self) -> NamedArray | None:
+        name = self.groups_name
+        if name is None:
+            return self._array("groups")
+        if self._has_images_only:
+            return _array_beside(name)
+        array = self._array(name)
+        if array is None:
+            raise DataError(
+                f"data.groups is {name}, but {self.file.path} has the arrays {', '.join(self.file.headers)}; expected "
+                "the name of the array with the group of each image: correct it"
+            )
+        return array
+
+    def _array(self, name: str) -> NamedArray | None:
+        """Return the array of this name beside images and labels; ``None`` if there is none."""
+        if self._has_images_only or name not in self.file.headers:
             return None
-        array = NamedArray(self.file, name)
+        return NamedArray(self.file, name)
+
+    def unused(self) -> list[str]:
+        """Return the names of arrays that may have a value for each image, such as its patient, without groups."""
+        (_, images, labels), *others = self._arrays()
+        if others or self._has_images_only or self.groups is not None:
+            return []
+        used = (images.name, labels.name, "split")
+        number = len(self.sets[0].labels)
+        found = []
+        for name, header in self.file.headers.items():
+            has_row_each = header.shape[:1] == (number,) or math.prod(header.shape) == number
+            if has_row_each and name not in used:
+                found.append(name)
+        return found
+
+    def _beside_labels(self, array: NamedArray) -> Values:
+        """Return the values of an array with one for each image."""
         values = label_values(array.read(), str(array))
         is_divided = len(self.sets) > 1
         number = sum(len(each.labels) for each in self.sets)
@@ -288,10 +331,11 @@ class ArraySource(AbstractSource):
     @cached_property
     def _facts(self) -> dict[str, Any]:
         _, _, labels = self._arrays()[0]
-        paths = sorted({self.file.path, labels.file.path})
+        arrays = [labels, self._array_of_groups()]
+        paths = {self.file.path} | {array.file.path for array in arrays if array is not None}
         facts: dict[str, Any] = {
             "images": len(self.parts),
-            "sha256": {path.name: sha256(path) for path in paths},
+            "sha256": {path.name: sha256(path) for path in sorted(paths)},
         }
         if self.groups is not None:
             facts["groups"] = len(np.unique(self.groups))
@@ -313,6 +357,7 @@ class ArraysDataModule(AbstractOwnPictures):
         images: name of the array of images, if it is not ``images``, ``x``, ``X`` or ``data``.
         labels: name of the array of labels, if it is not ``labels``, ``y``, ``Y`` or ``target``; or the path of the
             ``.npy`` file of the labels.
+        groups: name of the array of groups, if it is not ``groups``; or the path of the ``.npy`` file of the groups.
         axes: letters of the axes of the images if these are not clear, such as ``"nhwc"``: see ``find_axes``.
         range: the numbers of black and of white, if the pixels are neither uint8 nor numbers from 0 to 1.
         options: see ``AbstractOwnPictures`` and ``AbstractDataModule``.
@@ -329,6 +374,7 @@ class ArraysDataModule(AbstractOwnPictures):
         path: str | None = None,
         images: str | None = None,
         labels: str | None = None,
+        groups: str | None = None,
         axes: str | None = None,
         range: Sequence[float] | None = None,
         **options: Any,
@@ -336,7 +382,7 @@ class ArraysDataModule(AbstractOwnPictures):
         super().__init__(**options)
         check_axes(axes)
         check_range(range)
-        self.real_source = ArraySource(path, images, labels, axes, range)
+        self.real_source = ArraySource(path, images, labels, axes, range, groups)
         self._spec: DataSpec | None = None
 
     @property
@@ -386,6 +432,18 @@ class ArraysDataModule(AbstractOwnPictures):
         groups = self.real_source.groups
         return None if groups is None else groups[_rows(images)]
 
+    def advise_training(self) -> None:
+        super().advise_training()
+        source = self.real_source
+        unused = source.unused()
+        if unused:
+            log.warning(
+                "%s has arrays with a row for each image that are not used: %s; if one names its patient or object, "
+                "set data.groups=<name of the array>, or its images are on both sides of the split",
+                source.path,
+                ", ".join(unused),
+            )
+
     def load(self, *, train: bool) -> Images:
         source = self.real_source
         if source.image_shape != self.spec.image_shape:
@@ -394,6 +452,12 @@ class ArraysDataModule(AbstractOwnPictures):
                 "network was trained on: resize them"
             )
         return super().load(train=train)
+
+
+def _array_beside(path: str) -> NamedArray:
+    """Return the array of a ``.npy`` file of labels or groups."""
+    file = ArrayFile(expanded(path).absolute())
+    return NamedArray(file, file.path.stem)
 
 
 def _rows(images: Images) -> npt.NDArray[np.int64]:

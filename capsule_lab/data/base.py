@@ -349,6 +349,9 @@ class AbstractDataModule(L.LightningDataModule):
             if name not in before and len(self.sets[name].labels):
                 self._check_first_images(name)
 
+    def advise_training(self) -> None:
+        """Log what helps before a training, as after ``setup("fit")``, which also reads training images for others."""
+
     def _check_first_images(self, name: str) -> None:
         """Check that the first images of a set reach the network as ``spec`` states."""
         what = f"the {name} set of {type(self).__name__}"

@@ -130,7 +130,14 @@ class AbstractOwnPictures(AbstractDataModule):
             rest, test = self._hold_out(images, self.test_share, "data.test_share")
         else:
             groups = self.groups_of(images)
-            rest, test = split_fold(images.strata(), groups, self.folds, self.fold, _SPLIT_SEED)
+            rest, test = split_fold(
+                images.strata(),
+                groups,
+                self.folds,
+                self.fold,
+                _SPLIT_SEED,
+                self.spec.classes,
+            )
         return images.subset(rest if train else test)
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
@@ -150,19 +157,16 @@ class AbstractOwnPictures(AbstractDataModule):
         """Return the indices of the other images and of a share of them, without a group on both sides."""
         labels = images.strata()
         groups = self.groups_of(images)
+        classes = self.spec.classes
         if groups is None or validation == "none":
-            return split_validation(labels, validation, share, _SPLIT_SEED, option=option)
-        return split_groups(labels, groups, share, _SPLIT_SEED, option)
+            return split_validation(labels, validation, share, _SPLIT_SEED, option, classes)
+        return split_groups(labels, groups, share, _SPLIT_SEED, option, classes)
 
     def _setup_training(self) -> None:
         super()._setup_training()
         self._describe_sides()
 
-    def setup(self, stage: str) -> None:
-        is_loaded = "train" in self.sets
-        super().setup(stage)
-        if stage != "fit" or is_loaded:
-            return
+    def advise_training(self) -> None:
         number = len(self.sets["train"].labels)
         if number < _FEW:
             log.warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
@@ -38,13 +39,15 @@ def split_validation(
     share: Fraction,
     seed: int,
     option: str = "data.validation_share",
+    classes: Sequence[str] = (),
 ) -> tuple[Indices, Indices]:
     """Return the indices of the training and of the validation images.
 
     ``validation="first"`` takes the first images, as the authors of CapsNet do with 10,000 of MNIST's 60,000;
     ``"stratified"`` draws the same ``share`` of every class, by ``seed``; ``"none"`` trains on all images. Raise a
     ``ValueError`` if the share, which comes from ``option``, leaves one side without any image, or without an image of
-    every class. The share or option that it recommends is accepted by the next call.
+    every class. The share or option that it recommends is accepted by the next call. Messages name a class as
+    ``classes`` do, if there are any.
     """
     number = len(labels)
     everything = np.arange(number, dtype=np.int64)
@@ -58,11 +61,13 @@ def split_validation(
                 "or data.validation=none"
             )
         return everything[size:], everything[:size]
-    _check_share(labels, size, share, option)
+    _check_share(labels, size, share, option, classes)
     return stratified_split(labels, len(labels) - size, seed)
 
 
-def _check_share(labels: npt.NDArray[np.int64], size: int, share: Fraction, option: str) -> None:
+def _check_share(
+    labels: npt.NDArray[np.int64], size: int, share: Fraction, option: str, names: Sequence[str]
+) -> None:
     """Check that both a draw of ``size`` images and the others can have an image of every class."""
     classes, counts = np.unique(labels, return_counts=True)
     fewest = len(classes)
@@ -73,7 +78,8 @@ def _check_share(labels: npt.NDArray[np.int64], size: int, share: Fraction, opti
         possible = min(max(size, fewest), most)
         instead = f"set {option}={Fraction(possible, len(labels))}"
     else:
-        instead = f"there is a single image of class {classes[counts.argmin()]}, add others"
+        rarest = _named(int(classes[counts.argmin()]), names)
+        instead = f"there is a single image of class {rarest}, add others"
     without = ", or set data.validation=none" if option == "data.validation_share" else ""
     raise ValueError(
         f"{option} is {share}, {size} of {len(labels)} images; expected images of every class on both sides: "
@@ -82,39 +88,46 @@ def _check_share(labels: npt.NDArray[np.int64], size: int, share: Fraction, opti
 
 
 def split_fold(
-    labels: npt.NDArray[np.int64], groups: Groups | None, folds: int, fold: int, seed: int
+    labels: npt.NDArray[np.int64],
+    groups: Groups | None,
+    folds: int,
+    fold: int,
+    seed: int,
+    classes: Sequence[str] = (),
 ) -> tuple[Indices, Indices]:
     """Return the indices of the images of all other folds and of this fold, see ``folds.fold_of_each``.
 
-    Raise a ``ValueError`` if a class has fewer images, or ``groups`` of them, than there are folds.
+    Raise a ``ValueError`` if a class, which ``classes`` name, has fewer images, or ``groups`` of them, than there are
+    folds.
     """
-    label, fewest, described = _rarest(labels, groups)
+    fewest, needed = _fewest(labels, groups, folds, classes)
     if fewest < folds:
         instead = f"set data.folds={fewest}" if fewest > 1 else "add others"
-        raise ValueError(
-            f"data.folds is {folds}, but class {label} has {described}; expected {folds} or more of every class: "
-            f"{instead}"
-        )
+        raise ValueError(f"data.folds is {folds}, but {needed}: {instead}")
     return _parts(labels, groups, folds, fold, seed)
 
 
 def split_groups(
-    labels: npt.NDArray[np.int64], groups: Groups, share: Fraction, seed: int, option: str
+    labels: npt.NDArray[np.int64],
+    groups: Groups,
+    share: Fraction,
+    seed: int,
+    option: str,
+    classes: Sequence[str] = (),
 ) -> tuple[Indices, Indices]:
     """Return the indices of the training and of the held-out images, so that no group is on both sides.
 
     The held-out images are the first of ``round(1 / share)`` folds. Raise a ``ValueError`` if the share, which comes
-    from ``option``, is too large for that, or a class has fewer groups.
+    from ``option``, is too large for that, or a class, which ``classes`` name, has fewer groups.
     """
     folds = round(1 / share) if share > 0 else 0
     if folds < 2:
         raise ValueError(f"{option} is {share} with groups; expected a share above 0, up to 1/2")
-    label, fewest, described = _rarest(labels, groups)
+    fewest, needed = _fewest(labels, groups, folds, classes)
     if fewest < folds:
         instead = f"set {option}=1/{fewest}" if fewest > 1 else "add others"
         raise ValueError(
-            f"{option} is {share}, one of {folds} parts without a common group, but class {label} has "
-            f"{described}; expected {folds} or more of every class: {instead}"
+            f"{option} is {share}, one of {folds} parts without a common group, but {needed}: {instead}"
         )
     return _parts(labels, groups, folds, 0, seed)
 
@@ -132,8 +145,10 @@ def _parts(
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 
 
-def _rarest(labels: npt.NDArray[np.int64], groups: Groups | None) -> tuple[int, int, str]:
-    """Return the class with the fewest images, or ``groups`` of them; their number, and the number with its noun."""
+def _fewest(
+    labels: npt.NDArray[np.int64], groups: Groups | None, folds: int, classes: Sequence[str]
+) -> tuple[int, str]:
+    """Return the number of images of the rarest class, or of ``groups`` of them, and a text of what ``folds`` need."""
     counts = {}
     for label in np.unique(labels):
         is_of_class = labels == label
@@ -143,7 +158,15 @@ def _rarest(labels: npt.NDArray[np.int64], groups: Groups | None) -> tuple[int, 
     fewest = counts[rarest]
     noun = "image" if groups is None else "group"
     plural = "" if fewest == 1 else "s"
-    return rarest, fewest, f"{fewest} {noun}{plural}"
+    number = f"{fewest} {noun}{plural}"
+    if len(counts) == 1:  # images with several labels, which are drawn at random
+        return fewest, f"the data set has {number}; expected {folds} or more"
+    name = _named(rarest, classes)
+    return fewest, f"class {name} has {number}; expected {folds} or more of every class"
+
+
+def _named(label: int, classes: Sequence[str]) -> str:
+    return classes[label] if classes else str(label)
 
 
 def take_stratified(

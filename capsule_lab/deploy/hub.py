@@ -18,7 +18,7 @@ from capsule_lab.errors import RunError
 from capsule_lab.runs.directories import PUBLISHED_WEIGHTS
 from capsule_lab.runs.files import json_text, write_text
 from capsule_lab.runs.results import STANDIN, describe_data, name_of_start, source_of
-from capsule_lab.statistics import interval_over_images
+from capsule_lab.statistics import interval_of_error
 from capsule_lab.system.extras import require
 
 _CONFIGURATION = "config.json"
@@ -106,14 +106,17 @@ def _result(run: runs.Run, metrics: dict[str, Any]) -> str:
     if error is None:
         return _NOT_TESTED
     images = metrics["image_counts"]["test"]
-    wrong = round(error * images / 100)
-    low, high = interval_over_images(wrong, images)
     text = f"Error on all {images:,} test images: **{error:.2f} %**"
-    interval = f"95 % interval over images: {low:.2f} to {high:.2f} %"
+    predictions = runs.predictions.read(run.directory, metrics)
+    if predictions is not None:
+        interval = interval_of_error(predictions.wrong, predictions.cluster)
+        if interval is not None:
+            low, high, over = interval
+            text += f" (95 % interval over {over}: {low:.2f} to {high:.2f} %)"
     always = runs.results.describe_constant(metrics)
     of_classes = runs.results.describe_classes(metrics, "test")
-    result = f"{text} ({interval}), one training run{always}."
-    return f"{result}\n\nThe classes are unbalanced: {of_classes}." if of_classes else result
+    result = f"{text}, one training run{always}."
+    return f"{result}\n\nBy class: {of_classes}." if of_classes else result
 
 
 def _training(run: runs.Run, record: dict[str, Any], metrics: dict[str, Any]) -> Iterator[str]:

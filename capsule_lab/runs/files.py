@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,19 +118,25 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 @contextmanager
-def logging_to(path: Path) -> Iterator[None]:
-    """Also write the log messages of this block to ``path``, with the time, and an error that ends the block."""
+def logging_to(path: Path) -> Iterator[Callable[[str], None]]:
+    """Also write the log messages of this block to ``path``, with the time, and an error that ends the block.
+
+    The block receives a function that writes a message to this file alone, because the command prints it when it ends.
+    """
     with writing(path):
         handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
+
+    def write(text: str, level: int = logging.INFO, details: Any = None) -> None:
+        handler.handle(logging.LogRecord(__name__, level, "", 0, text, None, details))
+
     try:
-        yield
-    except BaseException as error:  # only to this file: the command prints it when it ends
+        yield write
+    except BaseException as error:
         message = user_message(error)
         details = None if message else (type(error), error, error.__traceback__)
-        text = message or "stopped by an error"
-        handler.handle(logging.LogRecord(__name__, logging.ERROR, "", 0, text, None, details))
+        write(message or "stopped by an error", logging.ERROR, details)
         raise
     finally:
         logging.getLogger().removeHandler(handler)

@@ -341,23 +341,36 @@ def describe_constant(result: Mapping[str, Any]) -> str:
 
 
 def describe_classes(result: Mapping[str, Any], split: str) -> str:
-    """Describe balanced error, AUROC and the lowest recalls, if the tested classes are unbalanced; else ``""``."""
-    classes = result.get("classes", {})
+    """Describe what the error does not tell: of single labels, and of classes; ``""`` if that is nothing.
+
+    With several labels per image, these are the error of labels, balanced error and AUROC; if the tested classes are
+    unbalanced, balanced error, AUROC and the lowest recalls.
+    """
+    metrics = result[split]
+    described = []
+    if "label_error" in metrics:
+        described.append(f"label error {metrics['label_error']:.2f} %")
+    lowest = _lowest_recalls(result.get("classes", {}))
+    if (described or lowest) and "balanced_error" in metrics:
+        described.append(f"balanced error {metrics['balanced_error']:.2f} %")
+    if (described or lowest) and "auroc" in metrics:
+        described.append(f"AUROC {metrics['auroc']:.3f}")
+    return ", ".join(described) + lowest
+
+
+def _lowest_recalls(classes: Mapping[str, Any]) -> str:
+    """Describe the lowest recalls, if the tested classes are unbalanced; else ``""``."""
     recalls = classes.get("recall", {})
     images = classes.get("images", {})
     counts = [images[name] for name in recalls]
     if not counts or max(counts) < _UNBALANCED * min(counts):
         return ""
-    metrics = result[split]
-    described = f"balanced error {metrics['balanced_error']:.2f} %"
-    if "auroc" in metrics:
-        described += f", AUROC {metrics['auroc']:.3f}"
     worst = sorted(recalls, key=recalls.__getitem__)
     lowest = []
     for name in worst[:_WORST]:
         recall = f"{recalls[name]:.1f} % of {images[name]} images"
         lowest.append(f"{printable(name)} {recall}")
-    return f"{described}; lowest recall: {', '.join(lowest)}"
+    return f"; lowest recall: {', '.join(lowest)}"
 
 
 def describe_data(provenance: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -13,8 +13,8 @@ from capsule_lab import statistics
 from capsule_lab.analysis.axes import LINE, SIZE, add_heading, wrapped
 from capsule_lab.errors import printable
 from capsule_lab.tables.comparisons import Compared
-from capsule_lab.tables.summary import Entry, Mean, Point, panels
-from capsule_lab.tables.terminal_formats import Row, Sheet
+from capsule_lab.tables.summary import Entry, Mean, Point, intervals_are_over, panels
+from capsule_lab.tables.terminal_formats import Row, Sheet, filled_columns
 
 HEADINGS = [
     "", "column", "difference", "95 % interval", "p", "p (Holm)", "g", "n", "detectable", "n needed", "equal within",
@@ -22,11 +22,14 @@ HEADINGS = [
 ]  # fmt: skip
 TEXTS = ("", "column", "test")
 """Columns that are aligned at the left."""
-EXPLANATION = (
-    "Difference: first row minus second. p (Holm): corrected for the comparisons of the family in this report. g: "
-    "Hedges' g. detectable: the smallest difference that n runs find with a power of 80 %. n needed: runs that find "
-    "the observed difference with this power. planned: the comparison was in the table before the first of its runs."
-)
+_EXPLANATIONS = {
+    "difference": "first row minus second",
+    "p (Holm)": "corrected for the comparisons of the family in this report",
+    "g": "Hedges' g",
+    "detectable": "the smallest difference that n runs find with a power of 80 %",
+    "n needed": "runs that find the observed difference with a power of 80 %",
+    "planned": "the comparison was in the table before the first of its runs",
+}
 _PLANNED = {True: "yes", False: "after the fact", None: "unknown"}
 _PANEL = 3.2  # ours: inches for the labels of rows
 _PAPER = 5.5  # inches: text width of NeurIPS
@@ -69,6 +72,17 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
+def explanation(headings: Iterable[str] = HEADINGS) -> str:
+    """Return what columns mean."""
+    shown = [f"{name}: {_EXPLANATIONS[name]}." for name in headings if name in _EXPLANATIONS]
+    return " ".join(shown)
+
+
+def explanation_of(rows: Sequence[Row]) -> str:
+    """Return what the columns mean that have a value in any of these rows."""
+    return explanation(HEADINGS[column] for column in filled_columns(rows))
+
+
 def on_terminal(compared: Sequence[Compared]) -> Sheet:
     """Return a sheet with a row for each comparison, named by the comparison and the names of its rows."""
     rows = []
@@ -78,7 +92,7 @@ def on_terminal(compared: Sequence[Compared]) -> Sheet:
             label += " (stand-in)"
         _, *cells = row.cells
         rows.append(Row([label, *cells], row.style))
-    return Sheet("Comparisons", HEADINGS, rows, TEXTS, caption=EXPLANATION)
+    return Sheet("Comparisons", HEADINGS, rows, TEXTS, caption=explanation_of(rows))
 
 
 def rows_of(compared: Sequence[Compared]) -> list[Row]:
@@ -144,7 +158,7 @@ def runs_as_dots(entries: Sequence[Entry]) -> Figure | None:
                 _join_seeds(axis, place, points[place - 1], point)
         _label_rows(axis, _row_labels(points))
     first, *_ = points_of.values()
-    over = "runs" if first[0].runs[0].cell.fold is None else "test images"
+    over = "runs" if first[0].runs[0].cell.fold is None else intervals_are_over(entries)
     add_heading(
         figure,
         f"Dots: runs, joined by seed. Bars: mean and 95 % interval over {over}. Diamonds: published values",
@@ -178,13 +192,15 @@ def _draw_runs(axis: Axes, place: int, point: Point) -> None:
 
 
 def _interval(point: Point) -> tuple[float, float, float]:
-    """Return the mean of a row and the ends of its interval: over runs; over test images if runs are folds."""
+    """Return the mean of a row and the ends of its interval: over runs; over images or groups if runs are folds."""
     first, *_ = point.runs
     of_row = point.entry.ours if first.real else point.entry.standin
     if isinstance(of_row, Mean) and of_row.by_fold:
         center = of_row.center
-        low, high = of_row.over_images or (center, center)
-        return center, low, high
+        interval = of_row.interval
+        return (
+            (center, center, center) if interval is None else (center, interval.low, interval.high)
+        )
     values = point.values
     center = sum(values) / len(values)
     half = statistics.half_width(values) or 0.0

@@ -241,6 +241,8 @@ def _answered(pair: Pair, alike: Sequence[Pair]) -> Compared:
         difference = _over_seeds(pair, common)
         if common is not None:
             remarks.append(f"deviations below one test image: pooled over the family ({common})")
+    if difference.p is None:
+        remarks.append(_why_no_p(pair, difference))
     return Compared(
         pair.comparison,
         pair.first,
@@ -248,6 +250,21 @@ def _answered(pair: Pair, alike: Sequence[Pair]) -> Compared:
         pair.real,
         difference,
         remark="; ".join(remarks),
+    )
+
+
+def _why_no_p(pair: Pair, difference: Difference) -> str:
+    """Return why a t-test has no p value: it has no deviation."""
+    if min(difference.counts) < 2:
+        return (
+            "no p value: it needs two pairs"
+            if pair.is_paired
+            else "no p value: it needs two runs a row"
+        )
+    return (
+        "no p value: all differences are equal"
+        if pair.is_paired
+        else "no p value: all runs of a row are equal"
     )
 
 

@@ -36,6 +36,7 @@ from capsule_lab.tables.summary import (
     Median,
     Run,
     best_runs,
+    intervals_are_over,
     runs_of,
     values_of,
 )
@@ -122,7 +123,7 @@ def as_markdown(
         cells = map(comparison_formats.cells_of, answers)
         lines += ["### Comparisons", ""]
         lines += _markdown_table(comparison_formats.HEADINGS, cells)
-        lines += [_markdown(comparison_formats.EXPLANATION), ""]
+        lines += [_markdown(comparison_formats.explanation()), ""]
     for label, note in notes(entries).items():
         lines.append(f"- {_markdown(label)}: {_markdown(note)}")
     for remark in [*remarks(entries), *failures(entries)]:
@@ -177,11 +178,10 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
 
 
 def _interval_over_folds(ours: Mean | Median | None) -> dict[str, float]:
-    """Return the ends of the interval over the test images of all folds as columns; empty without folds."""
-    if not isinstance(ours, Mean) or not ours.by_fold or ours.over_images is None:
+    """Return the ends of the interval of all folds together as columns; empty without folds."""
+    if not isinstance(ours, Mean) or not ours.by_fold or ours.interval is None:
         return {}
-    low, high = ours.over_images
-    return {"ours_low": low, "ours_high": high}
+    return {"ours_low": ours.interval.low, "ours_high": ours.interval.high}
 
 
 def as_csv(frame: pd.DataFrame) -> str:
@@ -292,7 +292,8 @@ def _caption(table: Table, entries: Sequence[Entry], tested: Sequence[Compared])
         return printable(table.paper)
     what = "Means ± half of the 95 % interval over n runs"
     if table.folds is not None:
-        what = f"Means over {table.folds} folds and 95 % intervals over all their test images"
+        over = intervals_are_over(entries)
+        what = f"Means over {table.folds} folds and 95 % intervals over all their {over}"
     parts = [table.paper, what]
     if tested:
         tests = _listed(answer.difference.test for answer in tested)
@@ -346,6 +347,7 @@ def as_page(
     parts = {}
     for label, part in by_column(entries).items():
         parts[label] = _rows(part)
+    compared_rows = comparison_formats.rows_of(answers)
     return environment.get_template("page.html").render(
         table=table,
         command=command,
@@ -359,10 +361,10 @@ def as_page(
         remarks=remarks(entries),
         failures=failures(entries),
         costs=costs,
-        answers=comparison_formats.rows_of(answers),
+        answers=compared_rows,
         comparison_headings=comparison_formats.HEADINGS,
         comparison_texts=comparison_formats.TEXTS,
-        explanation=comparison_formats.EXPLANATION,
+        explanation=comparison_formats.explanation_of(compared_rows),
         drawn=drawn,
         attacks=attacks or {},
         runs=runs,

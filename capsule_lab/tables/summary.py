@@ -17,7 +17,7 @@ import numpy as np
 from capsule_lab import runs
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.runs.predictions import Predictions, concatenated
-from capsule_lab.statistics import interval_over_clusters, interval_over_images
+from capsule_lab.statistics import Interval, interval_of_error
 from capsule_lab.tables.cells import DONE, Cell, EvaluationCell
 from capsule_lab.tables.expand import Composed, expand
 from capsule_lab.tables.schema import Column, Overrides, Published, Row, Table
@@ -114,23 +114,23 @@ class Run:
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean (``center``) and sample standard deviation over seeds; of one run, its 95 % interval over test images.
+    """Mean (``center``) and sample standard deviation over seeds; of one run, the 95 % interval of its error.
 
     With folds, ``by_fold`` is the mean over the seeds of each fold, mean and deviation are those over folds, and
-    ``over_images`` is the interval of the error of all images together, each of which is in one fold.
+    ``interval`` is that of the error of all images together, each of which is in one fold.
     """
 
     center: float
     std: float | None
     count: int
-    over_images: tuple[float, float] | None = None
+    interval: Interval | None = None
     by_fold: Mapping[int, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        if self.over_images is not None:
-            low, high = self.over_images
+        if self.interval is not None:
+            low, high, over = self.interval
             runs = "" if self.by_fold else "one run; "
-            return f"{self.center:.2f} ({runs}{low:.2f} to {high:.2f} over test images)"
+            return f"{self.center:.2f} ({runs}{low:.2f} to {high:.2f} over {over})"
         return f"{self.center:.2f}" if self.std is None else f"{self.center:.2f} ± {self.std:.3f}"
 
     @property
@@ -430,12 +430,11 @@ def _mean(runs: Sequence[Run]) -> Mean:
     values = values_of(runs)
     if len(values) > 1:
         return Mean(statistics.fmean(values), statistics.stdev(values), len(values))
-    over_images = None
+    interval = None
     predictions = runs[0].predictions
     if predictions is not None:
-        wrong = int(predictions.wrong.sum())
-        over_images = interval_over_images(wrong, len(predictions.label))
-    return Mean(values[0], None, 1, over_images)
+        interval = interval_of_error(predictions.wrong, predictions.cluster)
+    return Mean(values[0], None, 1, interval)
 
 
 def _over_folds(runs: Sequence[Run]) -> Mean:
@@ -445,7 +444,7 @@ def _over_folds(runs: Sequence[Run]) -> Mean:
         center=statistics.fmean(values),
         std=statistics.stdev(values) if len(values) > 1 else None,
         count=len(runs),
-        over_images=_interval_over_folds(runs),
+        interval=_interval_over_folds(runs),
         by_fold=by_fold,
     )
 
@@ -459,7 +458,17 @@ def means_by_fold(runs: Iterable[Run]) -> dict[int, float]:
     return {fold: statistics.fmean(values[fold]) for fold in sorted(values)}
 
 
-def _interval_over_folds(runs: Sequence[Run]) -> tuple[float, float] | None:
+def intervals_are_over(entries: Iterable[Entry]) -> str:
+    """Return what the intervals of rows are over: test images, groups or, if rows differ, both."""
+    found = {}
+    for entry in entries:
+        for mean in (entry.ours, entry.standin):
+            if isinstance(mean, Mean) and mean.interval is not None:
+                found[mean.interval.over] = True
+    return " or ".join(found) or "test images"
+
+
+def _interval_over_folds(runs: Sequence[Run]) -> Interval | None:
     """Return the interval of the error of all images; ``None`` if a run has no predictions.
 
     An image that several seeds tested counts once, with the share of networks that get it wrong.
@@ -476,10 +485,7 @@ def _interval_over_folds(runs: Sequence[Run]) -> tuple[float, float] | None:
         shares.append(np.mean(of_seeds, axis=0))
         firsts.append(of_fold[0])
     wrong = np.concatenate(shares)
-    clusters = concatenated(firsts).cluster
-    if clusters is None:
-        return interval_over_images(wrong.sum(), len(wrong))
-    return interval_over_clusters(wrong, clusters)
+    return interval_of_error(wrong, concatenated(firsts).cluster)
 
 
 def _median(runs: Sequence[Run]) -> Median:

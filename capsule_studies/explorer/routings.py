@@ -27,6 +27,11 @@ SUPPORTED = (
     "a CapsNet, an EfficientCapsNet, an EMCaps or a SelfRoutingNet without convolutional capsules, and beside it a "
     "CNN; each in its usual options"
 )
+DENSE = (
+    "routing=dynamic, uniform, random_couplings, self_routing, self_attention, scaled_distance, "
+    "attention_over_children or inverted_attention"
+)
+EM = "routing=em_normalised, em or em_paper in an EMCaps; a CapsNet is shown also with routing=uniform"
 SQUASHES = ("squash", "exponential", "half", "none")
 """Names of ``functional.SQUASHES`` that the engine has."""
 
@@ -40,9 +45,9 @@ def check(supported: bool, option: str) -> None:
         raise unsupported(option)
 
 
-def unsupported(what: str) -> RunError:
+def unsupported(what: str, expected: str = SUPPORTED) -> RunError:
     """Return the error for a layer or option that the engine does not have."""
-    return RunError(f"the explorer has no {what}; expected {SUPPORTED}")
+    return RunError(f"the explorer has no {what}; expected {expected}")
 
 
 def dense_routing(routing: AbstractRouting, add: Add) -> dict[str, Any]:
@@ -65,7 +70,7 @@ def dense_routing(routing: AbstractRouting, add: Add) -> dict[str, Any]:
         return _inverted_attention(routing, add)
     if isinstance(routing, DynamicRouting | UniformRouting):
         return _dynamic(routing, add)
-    raise unsupported(type(routing).__name__)
+    raise unsupported(type(routing).__name__, DENSE)
 
 
 def _dynamic(routing: DynamicRouting | UniformRouting, add: Add) -> dict[str, Any]:
@@ -113,7 +118,7 @@ def em_routing(routing: AbstractRouting, add: Add) -> dict[str, Any]:
     elif isinstance(routing, EMRouting):
         described = _published(routing, add)
     else:
-        raise unsupported(type(routing).__name__)
+        raise unsupported(f"{type(routing).__name__} between matrix capsules", EM)
     return {
         **described,
         "competition": routing.normalisation,

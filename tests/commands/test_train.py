@@ -505,6 +505,18 @@ def test_module_counts_the_steps_and_not_the_trainer(
     assert module.max_steps == config.trainer.max_steps
 
 
+@pytest.mark.parametrize("monitor", ["val/error", "train/loss"])
+def test_run_without_validation_has_best_weights_of_measured_metrics_alone(
+    tiny: Tiny, tmp_path: Path, monitor: str
+) -> None:
+    """Lightning would warn, which is an error here, that ``val/error`` is not logged."""
+    config = tiny("data.validation=none", f"callbacks.best.monitor={monitor}")
+    result = train(config, tmp_path / "run")
+    is_measured = monitor == "train/loss"
+    assert result["weights_tested"] == ("best" if is_measured else "last")
+    assert (tmp_path / "run" / "checkpoints" / "best.ckpt").exists() is is_measured
+
+
 def test_run_with_train_test_none_is_not_tested(tiny: Tiny, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     config = tiny("train.test=none", "trainer.limit_train_batches=1", *NO_PICTURES)

@@ -105,7 +105,9 @@ def test_run_log_list_help_and_overview_name_the_papers_own(
         *NO_PICTURES,
         "model=capsnet_slim",
     ]
-    assert f"\npaper       {line}\n" in cli("train", *overrides).out
+    shown = cli("train", *overrides).out
+    assert f"\npaper       {line}\n" in shown
+    assert shown.count(line) == 1
     (log,) = directories.root().glob("*/train.log")
     assert f"{line}\n" in log.read_text()
     assert cli("list").out.splitlines()[-1] == line

@@ -354,12 +354,35 @@ def test_splits_do_not_depend_on_the_seed() -> None:
     assert first == second
 
 
-def test_groups_follow_their_images() -> None:
-    groups = np.array([f"patient {row // 2}" for row in range(NUMBER)])
-    path = save("a.npz", images=GREY, labels=CLASSES, groups=groups)
-    data = module(path, validation_share="1/4")
+PATIENTS = np.array([f"patient {row // 2}" for row in range(NUMBER)])
+
+
+def of_npy_files() -> ArraysDataModule:
+    files = {"labels": CLASSES, "groups": PATIENTS}
+    options = {name: str(save(f"{name}.npy", array=array)) for name, array in files.items()}
+    return module(save("a.npy", images=GREY), validation_share="1/4", **options)
+
+
+WITH_GROUPS: dict[str, Callable[[], ArraysDataModule]] = {
+    "groups": lambda: module(
+        save("a.npz", images=GREY, labels=CLASSES, groups=PATIENTS),
+        validation_share="1/4",
+    ),
+    "another name": lambda: module(
+        save("a.npz", images=GREY, labels=CLASSES, groups=CLASSES, patient=PATIENTS),
+        validation_share="1/4",
+        groups="patient",
+    ),
+    "npy": of_npy_files,
+}
+
+
+@pytest.mark.parametrize("kind", WITH_GROUPS)
+def test_groups_follow_their_images(kind: str) -> None:
+    data = WITH_GROUPS[kind]()
+    assert data.provenance["groups"] == NUMBER // 2
     chosen = data.sets["val"]
-    expected = groups[chosen.images.rows.numpy()]
+    expected = PATIENTS[chosen.images.rows.numpy()]
     found = data.groups_of(chosen)
     assert found is not None
     assert found.tolist() == expected.tolist()
@@ -367,6 +390,37 @@ def test_groups_follow_their_images() -> None:
     assert not {*found.tolist()} & {*others.tolist()}
     without = module(save("b.npz", images=GREY, labels=CLASSES))
     assert without.groups_of(chosen) is None
+
+
+def test_the_file_of_the_groups_is_recorded() -> None:
+    assert of_npy_files().provenance["sha256"]["groups.npy"] == digest_of("groups.npy")
+
+
+UNUSED = {
+    "vector": PATIENTS,
+    "column": PATIENTS[:, None],
+    "objects": PATIENTS.astype(object),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSED)
+def test_an_array_of_patients_that_is_not_used_is_named(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save("a.npz", images=GREY, labels=CLASSES, patient=UNUSED[kind], mean=np.zeros(3))
+    module(path).advise_training()
+    (message,) = [line for line in caplog.messages if "not used" in line]
+    assert "a row for each image that are not used: patient; if one names its patient" in message
+    assert "set data.groups=" in message
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": "patient"}], ids=["groups", "option"])
+def test_with_groups_other_arrays_are_not_named(
+    options: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save("a.npz", images=GREY, labels=CLASSES, groups=PATIENTS, patient=PATIENTS)
+    module(path, **options).advise_training()
+    assert "not used" not in caplog.text
 
 
 def test_augmentation_uses_the_size_of_the_images() -> None:
@@ -424,7 +478,7 @@ REFUSED = {
     ),
     "missing labels": Refused(
         content={"images": GREY},
-        message=r"b\.npy does not exist; .*: correct data\.path or data\.labels",
+        message=r"b\.npy does not exist; .*: correct data\.path, data\.labels or data\.groups",
         options={"labels": "b.npy"},
         name="a.npy",
     ),
@@ -609,6 +663,11 @@ REFUSED = {
     "short groups": Refused(
         content=arrays(groups=CLASSES[1:]),
         message="groups has 35 values, and there are 36 images",
+    ),
+    "groups of another name": Refused(
+        content=arrays(patient=PATIENTS),
+        options={"groups": "subject"},
+        message="data.groups is subject, but .* has the arrays images, labels, patient; expected",
     ),
     "groups of parts": Refused(
         content=GIVEN_APART["Keras"] | {"groups": CLASSES},

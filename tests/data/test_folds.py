@@ -221,15 +221,15 @@ def test_a_fold_without_a_class_is_a_warning(
         ({"folds": 3}, r"data\.folds is 3 without data\.fold; expected data\.fold=0 to 2"),
         (
             {"folds": 11, "fold": 0},
-            r"data\.folds is 11, but class 2 has 10 images; expected 11 or more .*: set data\.folds=10$",
+            r"data\.folds is 11, but class c has 10 images; expected 11 or more .*: set data\.folds=10$",
         ),
         (
             {"folds": 11, "fold": 0, "groups": "groups.csv"},
-            r"class 2 has 10 groups; expected 11 or more of every class: set data\.folds=10$",
+            r"class c has 10 groups; expected 11 or more of every class: set data\.folds=10$",
         ),
         (
             {"folds": 2, "fold": 0, "groups": "of_one.csv"},
-            r"data\.folds is 2, but class 0 has 1 group; expected 2 or more of every class: add oth",
+            r"data\.folds is 2, but class a has 1 group; expected 2 or more of every class: add oth",
         ),
         (
             {"test_share": "1/11", "groups": "groups.csv"},

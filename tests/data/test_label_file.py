@@ -189,6 +189,15 @@ WRONG = {
 }
 
 
+def test_too_few_groups_of_pictures_with_labels_are_those_of_the_data_set(made: Path) -> None:
+    number = len({Path(file).stem[:2] for file in labels_in(made)})
+    message = (
+        rf"but the data set has {number} groups; expected 99 or more: set data\.folds={number}$"
+    )
+    with pytest.raises(ValueError, match=message):
+        module(made, "fit", groups="groups.csv", folds=99, fold=0)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_file_is_one_sentence(made: Path, tmp_path: Path, name: str) -> None:
     content, expected = WRONG[name]
@@ -257,6 +266,7 @@ def test_a_network_learns_them_and_predict_names_them(cli: Cli, scores: str) -> 
     assert classes["images"] == dict(zip(CLASSES, found.label.sum(0).tolist(), strict=True))
 
     answer = cli("evaluate", "ckpt=run")
+    assert f"label error {test['label_error']:.2f} %, balanced error " in answer.out
     named = ", ".join(most_frequent) or "no label"
     assert f"% (always answering {named}: {classes['constant_error']:.2f} %)" in answer.out
     predicted = json.loads(cli("predict", "ckpt=run", "images=pictures/a", "to=json").out)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -12,6 +13,7 @@ import capsule_lab
 from capsule_lab import runs
 from capsule_lab.deploy import hub
 from capsule_lab.errors import RunError
+from capsule_lab.statistics import interval_over_clusters
 from tests.helpers.commands import Cli, Trained
 
 
@@ -54,13 +56,35 @@ def test_card_states_what_the_record_of_the_run_states(trained: Trained, tmp_pat
     images = metrics["image_counts"]["test"]
     error = metrics["test"]["error"]
     assert f"{images:,} test images" in text
-    assert f"**{error:.2f} %** (95 % interval over images" in text
+    assert f"**{error:.2f} %** (95 % interval over test images: " in text
     assert metrics["overrides"][0] in text
     constant = metrics["classes"]["constant_error"]
     assert f"(always answering the most frequent class: {constant:.2f} %)" in text
     assert metrics["commit"] in text
     assert "stand-in data: its error cannot be compared" in text
     assert str(trained.directory.parent) not in text, "no path of this machine"
+
+
+def test_interval_of_the_card_is_over_groups_where_there_are_some(
+    a_copy: Path, tmp_path: Path
+) -> None:
+    file = a_copy / "metrics.json"
+    metrics = json.loads(file.read_text())
+    predictions = runs.predictions.read(a_copy, metrics)
+    assert predictions is not None
+    arrays = {
+        "label": predictions.label,
+        "prediction": predictions.prediction,
+        "margin": predictions.margin,
+        "cluster": np.arange(len(predictions.label), dtype=np.int32) // 5,
+    }
+    metrics["predictions"] = runs.predictions.write(a_copy, runs.predictions.FILE, arrays)
+    file.write_text(json.dumps(metrics))
+    _, text = published(runs.open(a_copy), tmp_path)
+    interval = interval_over_clusters(predictions.wrong, arrays["cluster"])
+    assert interval is not None
+    low, high = interval
+    assert f"(95 % interval over groups: {low:.2f} to {high:.2f} %)" in text
 
 
 def test_card_of_unbalanced_classes_has_their_errors(a_copy: Path, tmp_path: Path) -> None:
@@ -71,7 +95,7 @@ def test_card_of_unbalanced_classes_has_their_errors(a_copy: Path, tmp_path: Pat
     metrics["test"]["balanced_error"] = 40.0
     file.write_text(json.dumps(metrics))
     _, text = published(runs.open(a_copy), tmp_path)
-    assert "The classes are unbalanced: balanced error 40.00 %" in text
+    assert "By class: balanced error 40.00 %" in text
     assert "lowest recall: 1 20.0 % of 10 images" in text
 
 

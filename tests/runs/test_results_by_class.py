@@ -49,6 +49,19 @@ def test_classes_are_shown_if_one_has_twice_as_many_images(no: int, is_shown: bo
     assert bool(described) is is_shown
 
 
+SEVERAL = {"error": 40.0, "label_error": 8.0, "balanced_error": 20.0, "auroc": 0.9}
+
+
+def test_the_error_of_single_labels_is_described_where_there_are_several() -> None:
+    of_any_number = record(no=5, yes=5) | {"test": SEVERAL}
+    expected = "label error 8.00 %, balanced error 20.00 %, AUROC 0.900"
+    assert describe_classes(of_any_number, "test") == expected
+    unbalanced = record(no=97, yes=3) | {"test": SEVERAL}
+    assert describe_classes(unbalanced, "test").startswith(f"{expected}; lowest recall: yes")
+    of_two = {"test": {"error": 10.0, "label_error": 6.0}}
+    assert describe_classes(of_two, "test") == "label error 6.00 %"
+
+
 def test_older_records_have_no_results_by_class() -> None:
     older = {"test": {"error": 3.0}}
     assert describe_constant(older) == ""

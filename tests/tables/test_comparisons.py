@@ -13,7 +13,13 @@ import pytest
 from capsule_lab import runs
 from capsule_lab.commands.tables import read_table as read
 from capsule_lab.errors import ConfigError, TableError
-from capsule_lab.statistics import holm, paired_difference, runs_for, unpaired_difference
+from capsule_lab.statistics import (
+    holm,
+    interval_over_clusters,
+    paired_difference,
+    runs_for,
+    unpaired_difference,
+)
 from capsule_lab.tables import comparison_formats
 from capsule_lab.tables.comparisons import Compared, compared, plan
 from capsule_lab.tables.expand import distinct, expand
@@ -70,6 +76,19 @@ def change_record(directory: Path, **changes: Any) -> None:
     file = directory / "metrics.json"
     record = json.loads(file.read_text())
     file.write_text(json.dumps(record | changes))
+
+
+def test_interval_of_one_run_is_over_groups_where_there_are_some(tmp_path: Path) -> None:
+    file = write_table(tmp_path, rows=ROWS[:1], seeds=[0])
+    table = read(file)
+    (cell,) = expand(table)
+    wrong = some_wrong("a", 0)
+    add_predictions(write_run(cell), wrong)
+    (entry,) = summarise(table)
+    expected = interval_over_clusters(wrong, np.arange(IMAGES) // 10)
+    assert expected is not None
+    low, high = expected
+    assert str(entry.ours).endswith(f"(one run; {low:.2f} to {high:.2f} over groups)")
 
 
 def test_clusters_of_a_part_of_the_test_set(tmp_path: Path) -> None:
@@ -147,6 +166,33 @@ def test_only_seeds_with_both_runs_are_paired(tmp_path: Path) -> None:
     (pairs,) = answers(tmp_path, [PAIRS], errors)
     assert pairs.difference == paired_difference([1.0, 1.2], [1.5, 1.6], margin=1.0)
     assert pairs.remark == "1 seeds without a pair"
+
+
+WITHOUT_P = {
+    "one pair": (PAIRS, {"a": [1.0], "b": [1.5]}, "no p value: it needs two pairs"),
+    "one run": (APART, {"a": [1.0], "b": [1.5, 1.6]}, "no p value: it needs two runs a row"),
+    "equal pairs": (
+        PAIRS,
+        {"a": [1.0, 2.0], "b": [1.5, 2.5]},
+        "no p value: all differences are equal",
+    ),
+    "equal runs": (
+        APART,
+        {"a": [1.0, 1.0], "b": [1.5, 1.5]},
+        "no p value: all runs of a row are equal",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_P)
+def test_a_comparison_without_p_says_why_and_its_legend_omits_p(tmp_path: Path, kind: str) -> None:
+    comparison, errors, reason = WITHOUT_P[kind]
+    (found,) = answers(tmp_path, [comparison], errors)
+    assert found.difference.p is None
+    assert found.remark.endswith(reason)
+    legend = comparison_formats.on_terminal([found]).caption
+    assert legend.startswith("difference: first row minus second. planned: ")
+    assert "p (Holm)" in comparison_formats.explanation()
 
 
 def test_comparisons_over_images_and_clusters_use_predictions(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from capsule_lab.tables import comparison_formats, formats
 from capsule_lab.tables.comparisons import compared
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.summary import Entry, Mean, summarise
+from tests.helpers.commands import Cli
 from tests.helpers.tables import TINY, cells_of, write_run, write_table
 
 FOLDS = 3
@@ -150,7 +151,7 @@ def test_mean_is_over_folds_and_interval_over_all_images(tmp_path: Path, seeds: 
     assert ours.std == pytest.approx(by_fold.std(ddof=1))
     assert ours.count == FOLDS * len(seeds)
     low, high = interval_over_images(shares.sum(), FOLDS * IMAGES)
-    assert ours.over_images == pytest.approx((low, high))
+    assert ours.interval == (pytest.approx(low), pytest.approx(high), "test images")
     interval = f"{low:.2f} to {high:.2f} over test images"
     assert str(ours) == f"{ours.center:.2f} ({interval})"
 
@@ -161,7 +162,23 @@ def test_interval_is_over_groups_where_there_are_some(tmp_path: Path) -> None:
     entry, _ = write_runs(file, cluster=groups)
     everywhere = np.arange(FOLDS * IMAGES) // 5
     expected = interval_over_clusters(pooled("a", [0]), everywhere)
-    assert mean_of(entry).over_images == pytest.approx(expected)
+    ours = mean_of(entry)
+    assert expected is not None
+    low, high = expected
+    assert ours.interval == (pytest.approx(low), pytest.approx(high), "groups")
+    assert str(ours) == f"{ours.center:.2f} ({low:.2f} to {high:.2f} over groups)"
+
+
+def test_captions_say_that_intervals_are_over_groups(tmp_path: Path) -> None:
+    groups = np.arange(IMAGES, dtype=np.int32) // 5
+    file = table_over_folds(tmp_path, seeds=[0])
+    entries = write_runs(file, cluster=groups)
+    latex = formats.as_latex(read(file), entries)
+    assert "95 \\% intervals over all their groups" in latex
+    figure = comparison_formats.runs_as_dots(entries)
+    assert figure is not None
+    title = figure.get_suptitle().replace("\n", " ")
+    assert "95 % interval over groups" in title
 
 
 def test_without_predictions_there_is_no_interval(tmp_path: Path) -> None:
@@ -170,7 +187,7 @@ def test_without_predictions_there_is_no_interval(tmp_path: Path) -> None:
         write_run(cell, error=1.0 + cell.fold.index)
     (entry,) = summarise(read(file))
     ours = mean_of(entry)
-    assert ours.over_images is None
+    assert ours.interval is None
     assert str(ours) == "1.50 ± 0.707"
     assert entry.state == "2 of 3, 1 missing"
 
@@ -240,12 +257,26 @@ def test_report_names_every_fold(tmp_path: Path) -> None:
     assert "Means over 3 folds and 95 \\% intervals" in latex
 
 
+@pytest.mark.parametrize("columns", [80, 140])
+def test_remarks_of_the_report_fit_the_terminal(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    file = table_over_folds(tmp_path, seeds=[0], comparisons=[BY_FOLD])
+    write_runs(file)
+    lines = cli("report", f"table={file}", f"out={tmp_path / 'out'}").out.splitlines()
+    shown = [line for line in lines if not line.startswith("written to ")]
+    assert max(map(len, shown)) <= columns
+    assert "Grandvalet 2004)" in " ".join(shown)
+
+
 def test_frames_and_figure_have_folds_and_intervals(tmp_path: Path) -> None:
     file = table_over_folds(tmp_path, seeds=[0])
     entries = write_runs(file)
     frame = formats.as_frame(entries)
-    interval = (frame["ours_low"][0], frame["ours_high"][0])
-    assert interval == mean_of(entries[0]).over_images
+    interval = mean_of(entries[0]).interval
+    assert interval is not None
+    assert (frame["ours_low"][0], frame["ours_high"][0]) == interval[:2]
     of_runs = formats.runs_frame(entries)
     assert of_runs["fold"].tolist() == [0, 1, 2, 0, 1, 2]
     figure = comparison_formats.runs_as_dots(entries)

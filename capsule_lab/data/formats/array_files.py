@@ -117,7 +117,8 @@ class ArrayFile:
             raise
         except FileNotFoundError as error:
             raise DataError(
-                f"{self.path} does not exist; expected a .npz, .npy or .mat file: correct data.path or data.labels"
+                f"{self.path} does not exist; expected a .npz, .npy or .mat file: correct data.path, data.labels or "
+                "data.groups"
             ) from error
         except (
             Exception

@@ -7,11 +7,15 @@ const explorer = window.explorer = {
   emResult: () => emResult,
 };
 
-function records() {
-  const head = ["network", "parameters", "trained on", "error", "largest difference that rounding makes"];
+function records() { // a column for each network, of which there are at most three: narrow screens have no room for five
   const error = (each) => each.error === null ? "" : `${each.error.toFixed(2)} % of ${each.error_of}`;
-  table($("records"), head, facts.networks.map((each) =>
-    [each.name, each.parameters.toLocaleString("en"), each.data, error(each), each.rounding.toExponential(0)]));
+  const row = (name, value) => [name, ...facts.networks.map(value)];
+  table($("records"), row("network", (each) => each.name), [
+    row("parameters", (each) => each.parameters.toLocaleString("en")),
+    row("trained on", (each) => each.data),
+    row("error", error),
+    row("largest difference that rounding makes", (each) => each.rounding.toExponential(0)),
+  ]);
   $("commands").replaceChildren(...facts.networks.map((each) => {
     const paragraph = document.createElement("p");
     paragraph.textContent = `${each.name}: ${each.command ?? "not recorded"}`;

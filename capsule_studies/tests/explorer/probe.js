@@ -24,6 +24,8 @@ window.probe = {
   state: () => ({ ...explorer.state, image: null }),
   sections: () => [...document.querySelectorAll("section:not(#about):not([hidden])")].map(({ id }) => id),
   counter: () => getComputedStyle(document.querySelector("#em h2"), "::before").content,
+  cut: (selector) => [...document.querySelectorAll(selector)]
+    .filter((each) => each.clientWidth && each.scrollWidth > each.clientWidth).map((each) => each.textContent),
   fits: () => document.documentElement.scrollWidth <= innerWidth,
   heights: () => {
     const touched = [...document.querySelectorAll("button, select, summary, input[type=range], .check")];

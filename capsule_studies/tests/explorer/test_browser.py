@@ -11,7 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from capsule_lab import runs
 from capsule_lab.data.formats.pictures import fitted
+from capsule_lab.networks import EfficientCapsNet
+from capsule_lab.types import DataSpec
 from capsule_studies.explorer import Page, pictures
 from capsule_studies.explorer.page import render
 from capsule_studies.tests.explorer_networks import COLOUR, NETWORKS
@@ -310,6 +313,23 @@ def test_sandbox_routes(browser: Any, file: Path) -> None:
     opened.drag("#agree", TIP_OF_A_VOTE, (0.1, 0.6))
     moved = page.evaluate("Sandbox.state()")
     assert moved["iteration"] == 0, "a moved vote starts again"
+
+
+def test_names_of_classes_and_the_table_of_networks_fit_a_narrow_screen(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "load", loaded)
+    spec = DataSpec(COLOUR, 3, classes=("atypical", "malignant", "benign"))
+    run = run_of(EfficientCapsNet(COLOUR, 3), spec)
+    run.provenance = {"name": "pictures of lesions"}
+    metrics = {"test": {"error": 12.34}}
+    monkeypatch.setattr(runs.results, "read_metrics", lambda _: metrics)
+    file = tmp_path / "page.html"
+    Page(render([run]), 900).save(file)
+    opened = Opened(browser, file, viewport={"width": 390, "height": 844})
+    assert opened.probe("cut", ".bar span:first-child") == []
+    assert opened.probe("cut", ".wide") == []
+    assert opened.text("#records").startswith("networkEfficientCapsNetparameters")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])

@@ -16,7 +16,7 @@ from capsule_lab.errors import RunError
 from capsule_lab.layers import PrimaryCapsules
 from capsule_lab.networks import MatchedCNN, SelfRoutingNet, VBCaps
 from capsule_lab.networks.base import AbstractCapsuleNetwork, reconstructs
-from capsule_lab.routing import EMRouting, HeinsenRouting
+from capsule_lab.routing import EMRouting, HeinsenRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
 from capsule_studies.explorer.network import export, rounded
 from capsule_studies.tests.explorer_networks import NETWORKS, SHAPE, with_statistics
@@ -173,7 +173,6 @@ OF_ALL = {"decoder": (8,), "masked_decoder": False}
         (partial(small_capsnet, SHAPE, 10, **OF_ALL), "masked_decoder=false"),
         (partial(small_capsnet, SHAPE, 10, transformation="shared"), "ClassCapsules"),
         (partial(small_capsnet, SHAPE, 10, primary=RELU_SQUASHED), "primary.squash"),
-        (partial(small_capsnet, SHAPE, 10, routing=HeinsenRouting), "HeinsenRouting"),
         (partial(small_em_caps, SHAPE, 10, routing=DAMPED), "routing.damping=0.1"),
         (partial(small_em_caps, SHAPE, 10, routing=MIXTURE), "routing.activation=mixing"),
         (partial(small_em_caps, SHAPE, 10, pose="vector"), "poses that are not 4x4 matrices"),
@@ -184,6 +183,25 @@ OF_ALL = {"decoder": (8,), "masked_decoder": False}
 def test_what_the_engine_lacks_is_named(network: Any, named: str) -> None:
     message = f"the explorer has no {named}.*; expected a CapsNet, an Efficient"
     with pytest.raises(RunError, match=message):
+        export(network(), "f16")
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (
+            partial(small_capsnet, SHAPE, 10, routing=HeinsenRouting),
+            "no HeinsenRouting; expected routing=dynamic, uniform, random_couplings",
+        ),
+        (
+            partial(small_em_caps, SHAPE, 10, routing=UniformRouting, class_routing=None),
+            "no UniformRouting between matrix capsules; expected routing=em_normalised, em or em_p",
+        ),
+    ],
+    ids=["heinsen", "uniform"],
+)
+def test_routings_that_the_engine_has_are_named(network: Any, message: str) -> None:
+    with pytest.raises(RunError, match=f"^the explorer has {message}"):
         export(network(), "f16")
 
 
