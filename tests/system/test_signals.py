@@ -131,6 +131,7 @@ def test_closed_pipe_ends_a_command_without_a_message(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
+@pytest.mark.whole
 def test_closed_pipe_ends_a_job_of_hydra_without_a_message(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
