@@ -120,7 +120,7 @@ def test_wrong_row_is_refused_before_anything_runs(
     assert message in ended.err
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 @pytest.mark.usefixtures("runs_here")
 def test_table_with_attacks_is_swept_and_reported(cli: Cli, file: Path, tmp_path: Path) -> None:
     ended = cli("sweep", f"table={file}")

@@ -388,20 +388,22 @@ BLANK = [
             "is that of a network that ignores its input, 0.5236 at best",
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             -8,
             [*ALL_TOO_FAST, "trainer.max_steps=150"],
             "times that of a network that ignores its input, 0.49",
+            marks=pytest.mark.slow,
         ),
         (
             10,
             ["schedule=constant", "schedule.learning_rate.value=3", "trainer.max_steps=60"],
             "is that of class capsules that are all 1, which are saturated",
         ),
-        (
+        pytest.param(
             2,
             ["model.decoder=[8]", "loss.reconstruction.weight=1e6", "trainer.max_steps=60"],
             "the weight of the loss's term reconstruction, ",
+            marks=pytest.mark.slow,
         ),
         (-8, ["trainer.max_steps=60"], None),
     ],

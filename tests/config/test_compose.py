@@ -19,7 +19,7 @@ from capsule_lab.config.composition import to_container
 from capsule_lab.config.folders import conf_dir, groups, options_of
 from capsule_lab.errors import ConfigError
 from capsule_lab.types import DataSpec
-from tests.helpers.tiers import whole_but
+from tests.helpers.tiers import slow_but, whole_but
 
 MODELS = options_of("model")
 KINDS = ["capsnet", "cnn_baseline", "em_caps"]
@@ -101,10 +101,7 @@ def refusal_of(config: DictConfig) -> str:
 @pytest.mark.whole
 @pytest.mark.parametrize(
     "model",
-    [
-        pytest.param(model, marks=pytest.mark.slow) if model == "cnn_baseline" else model
-        for model in MODELS
-    ],
+    slow_but(MODELS, "capsnet", "em_caps", "cnn_small", *OF_PAIRS),
 )
 def test_preset_changes_only_its_own_keys_or_is_refused(model: str) -> None:
     without = train(f"model={model}")

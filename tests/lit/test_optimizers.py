@@ -17,7 +17,7 @@ from capsule_lab.networks import AbstractNetwork, BaselineCNN
 from tests.helpers.commands import NO_PICTURES, Tiny
 from tests.helpers.modules import classifier
 from tests.helpers.networks import small_capsnet, small_em_caps
-from tests.helpers.tiers import whole_but
+from tests.helpers.tiers import slow_but
 from tests.helpers.training import interrupted_and_resumed, results, weights
 
 NETWORKS: dict[str, Callable[[], AbstractNetwork]] = {
@@ -182,7 +182,7 @@ def test_muon_without_orthogonalisation_is_refused() -> None:
         Muon([torch.ones(2, 2)], ns_steps=0)
 
 
-@pytest.mark.parametrize("optimizer", whole_but(OPTIMIZERS, "muon"))
+@pytest.mark.parametrize("optimizer", slow_but(OPTIMIZERS, "muon"))
 def test_optimizer_trains_and_resumes_exactly(tiny: Tiny, tmp_path: Path, optimizer: str) -> None:
     config = tiny(
         f"optimizer={optimizer}",
