@@ -237,8 +237,8 @@ def others_in(family: str, of_claims: set[int]) -> dict[int, float]:
     table, _, name = family.partition("|")
     found = {}
     for number, line in enumerate(lines_of(f"{table}_comparisons.csv")):
-        if name_of_family(line) == name and line["p"] and number not in of_claims:
-            found[number] = float(line["p"])
+        if name_of_family(line) == name and number not in of_claims:
+            found[number] = float(line["p"] or 1)
     return found
 
 
