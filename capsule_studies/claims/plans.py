@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import itertools
 import subprocess
 from collections.abc import Iterable
 from typing import Any
@@ -79,6 +80,7 @@ def _plans_of(table: str) -> list[dict[str, Any]]:
             "seeds_planned": len(now["seeds"]),
             "commits_of_trainings": " ".join(trainings),
             "trained_before_plan": trained_before,
+            "lines_of_family": sum(_count(now, each) for each in _family(now, comparison)),
         }
         found.append(plan)
     return found
@@ -118,9 +120,7 @@ def _had_results(commit: str, table: str) -> bool:
     return bool(_git("log", "-1", "--format=%h", commit, "--", *files))
 
 
-def _stood(
-    commits: list[str], table: str, now: dict[str, Any], comparison: dict[str, Any]
-) -> str:
+def _stood(commits: list[str], table: str, now: dict[str, Any], comparison: dict[str, Any]) -> str:
     """Return whether a table had the comparison in all commits: yes, no or unknown."""
     if not commits or not all(_is_in_history(commit) for commit in commits):
         return "unknown"
@@ -153,6 +153,19 @@ def _family(table: dict[str, Any], comparison: dict[str, Any]) -> list[dict[str,
     if not family:
         return [comparison]
     return [each for each in table["comparisons"] if each.get("family") == family]
+
+
+def _count(table: dict[str, Any], comparison: dict[str, Any]) -> int:
+    """Return how many lines a comparison has in the report if nothing is missing."""
+    rows = comparison.get("rows", [row["name"] for row in table["rows"]])
+    columns = comparison.get("columns") or table.get("columns") or [""]
+    count = 0
+    for row, column in itertools.product(rows, columns):
+        other_row = comparison.get("against", row)
+        other_column = comparison.get("against_column", column)
+        if (row, column) != (other_row, other_column):
+            count += 1
+    return count
 
 
 def _depends_on(table: dict[str, Any], comparison: dict[str, Any]) -> dict[str, Any]:
