@@ -52,7 +52,9 @@ def _plans_of(table: str) -> list[dict[str, Any]]:
     text = (ROOT / "sweeps" / f"{table}.yaml").read_text()
     now = _parsed(text)
     answers = pd.read_csv(RESULTS / f"{table}{_COMPARISONS}", keep_default_na=False)
-    runs = pd.read_csv(RESULTS / f"{table}_runs.csv", keep_default_na=False)
+    # a commit of digits only is no number
+    text_columns = {"commit": str}
+    runs = pd.read_csv(RESULTS / f"{table}_runs.csv", dtype=text_columns, keep_default_na=False)
     found = []
     for comparison in now["comparisons"]:
         lines = answers[answers["comparison"] == comparison["name"]]

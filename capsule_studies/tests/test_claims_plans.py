@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from capsule_studies.claims import effects, page, plans, texts
+from capsule_studies.claims import effects, plans, texts
 from capsule_studies.claims.read import read
 from capsule_studies.claims.verdicts import Judged, judged
 from tests.helpers.quoted_numbers import RESULTS
@@ -233,6 +233,12 @@ def test_runs_without_a_commit_have_no_plan(repository: Repository) -> None:
     assert repository.plan(commit, "")["trained_before_plan"] == "unknown"
 
 
+def test_a_commit_that_looks_like_a_number_stays_text(repository: Repository) -> None:
+    repository.commit_table(TABLE)
+    plan = repository.plan("123456789e12", "123456789e12")
+    assert plan["missing_commits"] == "123456789e12"
+
+
 def test_no_commits_are_no_plan() -> None:
     assert plans._stood([], "table", TABLE, TREE) == "unknown"
 
@@ -287,11 +293,8 @@ for each in judged(read()):
 def test_the_page_says_which_networks_were_trained_before_the_plan(each: Judged) -> None:
     source = each.claim["comparison"]
     recorded = _recorded().loc[(source["file"], source["name"])]
-    # the column "plan" of its row, which names the claim once
-    start = f"| {page._link(each)} | {each.claim['claim']} |"
-    (row,) = [line for line in page.PAGE.read_text().splitlines() if line.startswith(start)]
     trained_before = recorded["planned"] == "yes" and recorded["trained_before_plan"] == "yes"
-    assert ("networks trained before the plan" in row) is trained_before
+    assert ("; networks trained before the plan" in texts.plan(each)) is trained_before
     assert trained_before is (source["file"] == "inside_capsules" and recorded["planned"] == "yes")
 
 
