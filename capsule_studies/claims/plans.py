@@ -63,10 +63,11 @@ def _plans_of(table: str) -> list[dict[str, Any]]:
         runs_of_lines = _runs_of(runs, lines)
         commits = _commits(runs_of_lines)
         trainings = _commits(_trainings_of(runs, runs_of_lines))
-        missing = [commit for commit in commits if not _is_in_history(commit)]
+        missing = _missing(commits)
         added = _added(table, comparison)
         known = bool(added) and _had_results(added, table)
         planned = "no" if known else _stood(commits, table, now, comparison)
+        lines_of_family = [_count(now, each) for each in _family(now, comparison)]
         trained_before = ""
         if trainings:
             stood = _stood(trainings, table, now, comparison)
@@ -82,7 +83,7 @@ def _plans_of(table: str) -> list[dict[str, Any]]:
             "seeds_planned": len(now["seeds"]),
             "commits_of_trainings": " ".join(trainings),
             "trained_before_plan": trained_before,
-            "lines_of_family": sum(_count(now, each) for each in _family(now, comparison)),
+            "lines_of_family": sum(lines_of_family),
         }
         found.append(plan)
     return found
@@ -124,7 +125,7 @@ def _had_results(commit: str, table: str) -> bool:
 
 def _stood(commits: list[str], table: str, now: dict[str, Any], comparison: dict[str, Any]) -> str:
     """Return whether a table had the comparison in all commits: yes, no or unknown."""
-    if not commits or not all(_is_in_history(commit) for commit in commits):
+    if not commits or _missing(commits):
         return "unknown"
     stood = all(_stands(_at(commit, table), now, comparison) for commit in commits)
     return "yes" if stood else "no"
@@ -173,11 +174,12 @@ def _count(table: dict[str, Any], comparison: dict[str, Any]) -> int:
 def _depends_on(table: dict[str, Any], comparison: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a table that the values of a comparison depend on."""
     standard = {"metric": table.get("metric", "test/error")}
+    every_column = table.get("columns") or {"": {}}
+    names = {comparison.get("against_column"), *comparison.get("columns", every_column)}
     columns = {}
-    for name, column in (table.get("columns") or {"": {}}).items():
-        columns[name] = {**standard, **column}
-    names = {comparison.get("against_column"), *comparison.get("columns", columns)}
-    columns = {name: column for name, column in columns.items() if name in names}
+    for name, column in every_column.items():
+        if name in names:
+            columns[name] = {**standard, **column}
     return {
         "seeds": table.get("seeds"),
         "folds": table.get("folds"),
@@ -199,17 +201,17 @@ def _rows(
         if row["name"] in names:
             found.append(_in_columns(row, columns))
             names.add(row.get("of"))
-            names.update(other for other, _ in row.get("takes", {}).values())
+            for other, _ in row.get("takes", {}).values():
+                names.add(other)
     return found
 
 
 def _in_columns(row: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
     """Return a row with what it sets by column, or by a pattern of columns, for these columns only."""
-    found = {}
+    found = dict(row)
     for key, value in row.items():
         if key != "takes" and isinstance(value, dict):
-            value = _by_column(value, columns)
-        found[key] = value
+            found[key] = _by_column(value, columns)
     return found
 
 
@@ -224,6 +226,10 @@ def _by_column(settings: dict[str, Any], columns: Iterable[str]) -> dict[str, An
 @functools.cache
 def _at(commit: str, table: str) -> dict[str, Any]:
     return _parsed(_git("show", f"{commit}:sweeps/{table}.yaml"))
+
+
+def _missing(commits: list[str]) -> list[str]:
+    return [commit for commit in commits if not _is_in_history(commit)]
 
 
 def _is_in_history(commit: str) -> bool:
