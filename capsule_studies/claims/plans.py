@@ -64,7 +64,7 @@ def _plans_of(table: str) -> list[dict[str, Any]]:
         commits = _commits(runs_of_lines)
         trainings = _commits(_trainings_of(runs, runs_of_lines))
         missing = _missing(commits)
-        added = _added(table, comparison)
+        added = _added(table, now, comparison)
         known = bool(added) and _had_results(added, table)
         planned = "no" if known else _stood(commits, table, now, comparison)
         lines_of_family = [_count(now, each) for each in _family(now, comparison)]
@@ -131,12 +131,12 @@ def _stood(commits: list[str], table: str, now: dict[str, Any], comparison: dict
     return "yes" if stood else "no"
 
 
-def _added(table: str, comparison: dict[str, Any]) -> str:
-    """Return the first commit whose table has this comparison."""
+def _added(table: str, now: dict[str, Any], comparison: dict[str, Any]) -> str:
+    """Return the first commit whose table has this comparison, with all that it depends on."""
     file = f"sweeps/{table}.yaml"
     commits = _git("log", "--reverse", "--format=%h", "--abbrev=8", "--", file)
     for commit in commits.split():
-        if comparison in _at(commit, table).get("comparisons", []):
+        if _stands(_at(commit, table), now, comparison):
             return commit
     return ""
 

@@ -218,6 +218,16 @@ def test_results_in_the_commit_of_the_comparison_were_known(repository: Reposito
     assert plan["planned"] == "no"
 
 
+def test_results_before_a_change_of_the_table_were_known(repository: Repository) -> None:
+    """The comparison with other settings is another one, also if its runs have these settings."""
+    repository.commit_table(_changed(["base"], []))
+    repository.commit(**{"_runs.csv": "results with other settings"})
+    commit = repository.commit_table(TABLE)
+    plan = repository.plan(commit, commit)
+    assert plan["results_known"] == "yes"
+    assert plan["planned"] == "no"
+
+
 def test_results_of_another_table_are_not_those_of_this_one(repository: Repository) -> None:
     repository.commit(_other_runs="", **{"s.csv": "another table"})
     commit = repository.commit_table(TABLE)
