@@ -27,10 +27,11 @@ class Plan:
         margin: the margin in the table; ``None`` without one.
         seeds: number of seeds in the table.
         commits: commits of the runs.
-        missing: those that do not exist in the repository.
+        missing: those that are not in the history of the repository.
+        trained_before: whether the networks of an analysis were trained before the comparison stood in the table.
         family: name of the family that Holm's method corrects; empty for a comparison that is not planned.
         line: the comparison in its family.
-        family_p: p values of no difference of all comparisons in the family, by line.
+        family_p: p values of no difference of all comparisons in the family, by line; 1 for a missing one.
     """
 
     label: str = AFTER
@@ -38,9 +39,10 @@ class Plan:
     seeds: int = 0
     commits: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    trained_before: bool = False
     family: str = ""
     line: int = 0
-    family_p: dict[int, float] = field(default_factory=dict)
+    family_p: dict[int | str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -220,19 +222,23 @@ def _plan(file: str, frame: pd.DataFrame, line: pd.Series) -> Plan:
     source = line["source"]
     name = "family" if line["family"] else "comparison"
     family = line[name]
-    members = frame[frame[name] == family]
-    members = members[members["source"] == source]
-    p_values = members["p"]
-    known_p = p_values[p_values != ""]
+    of_family = frame[frame[name] == family]
+    members = of_family[of_family["source"] == source]
+    # a test that was not made counts with p = 1, also if the report has no line of it
+    family_p = members["p"].replace("", "1").astype(float).to_dict()
+    missing = int(known["lines_of_family"]) - len(of_family)
+    for number in range(missing):
+        family_p[f"missing {number}"] = 1.0
     return Plan(
         label=label,
         margin=float(line["margin"]) if line["margin"] else None,
         seeds=int(known["seeds_planned"]),
         commits=tuple(known["commits_of_runs"].split()),
         missing=tuple(known["missing_commits"].split()),
+        trained_before=known["trained_before_plan"] == "yes",
         family=f"{file}/{family}/{source}" if label == PLANNED else "",
         line=int(line.name),
-        family_p=known_p.astype(float).to_dict(),
+        family_p=family_p,
     )
 
 

@@ -65,8 +65,9 @@ direction of a verdict is corrected; its size is not.
 - **g** is Hedges' g: the difference in standard deviations of single runs.
 - **Planned** means that the comparison (family, margin, test), its measures, rows and seeds stood in the table in the
   commit of every run, and that no result of this table was known when it was added ([plans.csv](../results/plans.csv)
-  has the commits). *Plan not verifiable*: the commit of the runs does not exist in this repository. *After the fact*:
-  all others. Directions, and margins that the table does not have, were written down when many results were known.
+  has the commits). An analysis may be planned although its *networks* were *trained before the plan*. *Plan not
+  verifiable*: the commit of a run is not in the history of this repository. *After the fact*: all others. Directions,
+  and margins that the table does not have, were written down when many results were known.
 
 </details>
 
@@ -430,7 +431,9 @@ def _warnings(effect: Effect) -> list[str]:
     lines = []
     if plan.label == UNKNOWN:
         missing = ", ".join(plan.missing)
-        lines.append(f"- Commit of the runs that does not exist in the repository: {missing}.")
+        lines.append(
+            f"- Commit of the runs that is not in the history of the repository: {missing}."
+        )
     if len(plan.commits) > 1:
         commits = f"runs of {len(plan.commits)} commits ({', '.join(plan.commits)})"
         lines.append(f"- Warning of the report: {commits}, so differences may come from the code.")

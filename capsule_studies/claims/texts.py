@@ -97,9 +97,14 @@ def count(effect: Effect) -> str:
 
 def plan(each: Judged) -> str:
     """Return whether the test was planned."""
-    label = each.effect.plan.label
-    if label == PLANNED and each.effect.plan.margin != each.claim["smallest"]:
-        return f"{label}, but for the margin"
+    plan = each.effect.plan
+    if plan.label != PLANNED:
+        return plan.label
+    label = plan.label
+    if plan.margin != each.claim["smallest"]:
+        label += ", but for the margin"
+    if plan.trained_before:
+        label += "; networks trained before the plan"
     return label
 
 

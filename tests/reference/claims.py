@@ -231,14 +231,24 @@ def direction_of(claim: dict[str, Any]) -> int:
 
 
 def others_in(family: str, of_claims: set[int]) -> dict[int, float]:
-    """p values of the comparisons in a family that are no claims, by line."""
+    """p values of the comparisons in a family that are no claims, by line; 1 for tests that were not made."""
     if not family:
         return {}
     table, _, name = family.partition("|")
     found = {}
+    without_source, _, _ = name.rpartition("|")
+    missing = 0
     for number, line in enumerate(lines_of(f"{table}_comparisons.csv")):
-        if name_of_family(line) == name and line["p"] and number not in of_claims:
-            found[number] = float(line["p"])
+        if name_of_family(line).rpartition("|")[0] == without_source:
+            missing -= 1
+            comparison = line["comparison"]
+        if name_of_family(line) == name and number not in of_claims:
+            found[number] = float(line["p"] or 1)
+    for plan in lines_of("plans.csv"):
+        if (plan["table"], plan["comparison"]) == (table, comparison):
+            missing += int(plan["lines_of_family"])
+    for number in range(missing):
+        found[-1 - number] = 1.0
     return found
 
 
