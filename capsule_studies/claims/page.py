@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from capsule_studies.claims import texts
@@ -26,6 +28,7 @@ from capsule_studies.claims.verdicts import (
     SMALL,
     VERDICTS,
     Judged,
+    Survivors,
     survivors,
 )
 
@@ -55,8 +58,9 @@ direction of a verdict is corrected; its size is not.
 <details><summary>Statistics</summary>
 
 - **Correction.** {correction}
-- **Over the page.** After Holm's correction over all tests of all {rows} rows, {by_holm} of the {decided} decided rows
-  remain decided. {different} differences have p < 0.05 before any correction; {by_bh} of {rows} remain below a false
+- **Over the page.** After Holm's correction over all tests of the {rows} rows that are not struck, {kept} of the
+  {decided} decided rows keep their verdict. The others, which have a † in the abstract, would have another:
+  {changed}. {different} differences have p < 0.05 before any correction; {by_bh} of {rows} remain below a false
   discovery rate of 5 % (Benjamini and Hochberg).
 - **Standard errors** and their degrees of freedom are those of the report (Welch's, where deviations differ).
 - **n** is the number of seeds, or of pairs of runs with the same seed; "3 of 8" means that 8 were planned. Intervals
@@ -145,16 +149,18 @@ def page(every: list[Judged]) -> str:
     of_papers = texts.in_table(every, "A")
     own = texts.in_table(every, "B")
     struck = texts.in_table(every, "C")
+    changed = over_the_page(every).changed
+    proof = partial(_proof, over_page=changed)
     parts = [
         _head(every, of_papers),
         _overview(of_papers),
         _PAPERS,
-        *_topics("A", of_papers),
+        *_topics("A", of_papers, proof),
         _B.format(tests=len(own)),
-        *_topics("B", own),
+        *_topics("B", own, proof),
         _C.format(tests=len(struck)),
         _struck_rows(struck),
-        *map(_proof, struck),
+        *map(proof, struck),
         _REMOVED,
         _removed_rows(),
         _end(),
@@ -164,7 +170,7 @@ def page(every: list[Judged]) -> str:
 
 def _head(every: list[Judged], of_papers: list[Judged]) -> str:
     newest = versions()[0]
-    over_page = survivors(every)
+    over_page = over_the_page(every)
     rules = [["verdict", "rule"]]
     for name, rule in VERDICTS.items():
         rules.append([_label(name), rule])
@@ -174,8 +180,9 @@ def _head(every: list[Judged], of_papers: list[Judged]) -> str:
         date=newest["date"],
         verdicts=_table(rules),
         correction=CORRECTION,
-        rows=len(every),
-        by_holm=over_page.by_holm,
+        rows=len(texts.not_struck(every)),
+        kept=over_page.decided - len(over_page.changed),
+        changed=_changed(every, over_page.changed),
         decided=over_page.decided,
         different=over_page.different,
         by_bh=over_page.by_benjamini_hochberg,
@@ -183,6 +190,21 @@ def _head(every: list[Judged], of_papers: list[Judged]) -> str:
         tests=len(of_papers),
         counts=texts.counted(of_papers),
     )
+
+
+def _changed(every: list[Judged], verdicts: dict[str, str]) -> str:
+    """List the rows that a correction over all rows changes, by their new verdict."""
+    names: dict[str, list[str]] = {}
+    for each in every:
+        name = each.claim["id"]
+        if name in verdicts:
+            names.setdefault(verdicts[name], []).append(name + texts.label_of_standin(each))
+    return "; ".join(f"{verdict}: {', '.join(of_verdict)}" for verdict, of_verdict in names.items())
+
+
+def over_the_page(every: list[Judged]) -> Survivors:
+    """Return what a correction over all rows leaves; what is struck has no verdict to correct."""
+    return survivors(texts.not_struck(every))
 
 
 def abstract_of(every: list[Judged]) -> str:
@@ -195,9 +217,11 @@ def abstract_of(every: list[Judged]) -> str:
         "open": len(not_decided),
     }
     verdicts = {}
+    changed = over_the_page(every).changed
     for each in every:
         name = each.claim["id"]
-        numbers = f"{texts.interval(each.effect)}, n = {each.effect.count}"
+        mark = " †" if name in changed else ""
+        numbers = f"{texts.interval(each.effect)}, n = {each.effect.count}{mark}"
         values[name] = f"([{name}]({texts.anchor(each)}): {numbers})"
         verdicts[name] = each.verdict
     sentences = []
@@ -265,7 +289,7 @@ def _unique(names: Any) -> str:
     return "; ".join(dict.fromkeys(names))
 
 
-def _topics(table: str, tests: list[Judged]) -> list[str]:
+def _topics(table: str, tests: list[Judged], proof: Callable[[Judged], str]) -> list[str]:
     """Return the sections of a table: a figure, a row for each test, and its proof."""
     parts = []
     for topic, of_topic in texts.by_topic(tests).items():
@@ -276,7 +300,7 @@ def _topics(table: str, tests: list[Judged]) -> list[str]:
             f"### {table}: {topic}\n",
             f"![{table}: {topic}](../results/claims/{name_of(table, topic)})\n",
             _table(rows),
-            *map(_proof, of_topic),
+            *map(proof, of_topic),
         ]
     return parts
 
@@ -335,8 +359,11 @@ def _removed_rows() -> str:
     return _table(rows)
 
 
-def _proof(each: Judged) -> str:
-    """Return the heading of a test, and what supports its verdict, folded."""
+def _proof(each: Judged, over_page: dict[str, str]) -> str:
+    """Return the heading of a test, and what supports its verdict, folded.
+
+    ``over_page`` has the verdicts that a correction over the whole page would change.
+    """
     claim = each.claim
     predicted = {"less": "smaller", "more": "larger"}[claim["expects"]]
     matters = f"{claim['smallest']:g} {claim['unit']}"
@@ -350,6 +377,8 @@ def _proof(each: Judged) -> str:
         f"- Test: {claim['test']} The claim predicts a {predicted} value; {matters} would matter.",
         f"- Statistics: {_statistics(each)}.",
     ]
+    if claim["id"] in over_page:
+        lines.append(f"- Corrected over the whole page: {over_page[claim['id']]}.")
     for what, beside in claim.get("beside", {}).items():
         lines.append(f"- {what}: {_outcome(beside)}")
     if "planned_first" in claim:

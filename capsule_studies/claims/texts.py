@@ -23,6 +23,11 @@ def in_table(every: list[Judged], table: str) -> list[Judged]:
     return [each for each in every if TABLES[each.claim["kind"]] == table]
 
 
+def not_struck(every: list[Judged]) -> list[Judged]:
+    """Return the tests of tables A and B."""
+    return in_table(every, "A") + in_table(every, "B")
+
+
 def by_claim(every: list[Judged]) -> dict[str, list[Judged]]:
     """Return the tests of every claim; several algorithms may test the same one."""
     tests: dict[str, list[Judged]] = {}

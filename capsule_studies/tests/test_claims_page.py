@@ -25,6 +25,7 @@ from capsule_studies.claims.verdicts import (
     NOT,
     OPEN,
     OPPOSITE,
+    OPPOSITE_NOT,
     OPPOSITE_OPEN,
     OPPOSITE_SMALL,
     PRELIMINARY,
@@ -355,19 +356,20 @@ def test_what_is_struck_has_a_reason_and_no_verdict() -> None:
 def test_the_abstract_has_120_words_and_numbers_of_the_records() -> None:
     text = page.abstract_of(JUDGED)
     assert text in page.PAGE.read_text()
-    without_numbers = re.sub(r" \(\[C-.*?n = \d+\)", "", text)
+    without_numbers = re.sub(r" \(\[C-.*?n = \d+( †)?\)", "", text)
     assert len(without_numbers.split()) <= 120
     lines = pd.read_csv(RESULTS / "algorithms_mnist_comparisons.csv")
     line = lines.set_index("comparison").loc["dynamic_iterations"]
     difference, low, high = map(texts.signed, line[["difference", "low", "high"]])
-    assert f"([C-016](#c-016): {difference} ({low} to {high}), n = 8)" in text
+    assert f"([C-016](#c-016): {difference} ({low} to {high}), n = 8" in text
 
 
 def test_a_sentence_of_the_abstract_whose_verdict_has_changed_is_an_error() -> None:
     changed = []
     for each in JUDGED:
         of_abstract = each.claim["id"] == "C-016"
-        changed.append(replace(each, p=0.5, p_of_smaller=0.5) if of_abstract else each)
+        undecided = replace(each, p=0.5, p_of_smaller=0.5, p_of_larger=0.5)
+        changed.append(undecided if of_abstract else each)
     with pytest.raises(ValueError, match="says of C-016: holds, but its verdict is: undecided"):
         page.abstract_of(changed)
 
@@ -444,6 +446,10 @@ OUTCOMES = {
     ),
     "one that matters is excluded in the other direction only": (
         Outcome(-3, 0.5, 0.2, 1, 0.01),
+        OPPOSITE_NOT,
+    ),
+    "differences that matter are possible in both directions": (
+        Outcome(-3, 3, 0.8, 0.9, 0.9),
         UNDECIDED,
     ),
     "a difference that does not matter": (Outcome(-0.8, -0.2, 0.01, 0.01, 0.01), SMALL),
@@ -486,13 +492,14 @@ def test_two_iterations_of_routing_pays_are_equal_before_the_correction_only() -
     # as one of nine tests, of which four have smaller p values and two more that of another claim
     assert each.tests == 9
     assert each.p_of_smaller == pytest.approx(4 * uncorrected, rel=1e-4)
-    assert each.verdict == UNDECIDED
+    assert each.verdict == OPPOSITE_NOT
 
 
 FINDS_LOWER = Outcome(-3, -1, 0.01)
 FINDS_HIGHER = Outcome(1, 3, 0.01)
 FINDS_NOTHING = Outcome(-1, 3, 0.5)
 EXCLUDES_MORE = Outcome(-0.8, 0.5, 0.5)
+EXCLUDES_OTHER = Outcome(-3, 0.5, 0.2, 1, 0.01)
 EXCLUDES_BOTH = Outcome(-0.8, 0.5, 0.5, 0.01, 0.01)
 PLANNED_AND_LATER = {
     "both measures": (FINDS_LOWER, FINDS_LOWER, HOLDS),
@@ -502,6 +509,16 @@ PLANNED_AND_LATER = {
     "both give the opposite": (FINDS_HIGHER, FINDS_HIGHER, OPPOSITE),
     "only the planned measure finds a difference": (FINDS_LOWER, EXCLUDES_MORE, UNDECIDED),
     "none finds a difference": (FINDS_NOTHING, EXCLUDES_MORE, NOT),
+    "the planned measure finds what the later one excludes": (
+        FINDS_HIGHER,
+        EXCLUDES_OTHER,
+        UNDECIDED,
+    ),
+    "the planned measure finds the claimed difference, the later one excludes the other": (
+        FINDS_LOWER,
+        EXCLUDES_OTHER,
+        OPPOSITE_NOT,
+    ),
     "the planned measure finds nothing, the later one equality": (
         FINDS_NOTHING,
         EXCLUDES_BOTH,
@@ -622,12 +639,36 @@ def test_numbers_over_the_page() -> None:
 
     The smallest two of six p values are those of differences in the other direction.
     """
-    every = [Judged(LOWER, effect(-3, -1, p), p, 1) for p in (0.012, 0.02)]
+    every = []
+    for name, p in (("first", 0.012), ("second", 0.02)):
+        every.append(Judged({**LOWER, "id": name}, effect(-3, -1, p), p, 1))
     found = survivors(every)
     assert found.decided == 2
-    assert found.by_holm == 1, "4 x 0.012 is below 5 %, 3 x 0.02 is not"
+    # 4 x 0.012 is below 5 %, 3 x 0.02 is not
+    assert found.changed == {"second": OPPOSITE_NOT}
     assert found.different == 2
     assert found.by_benjamini_hochberg == 2
+
+
+def test_rows_that_a_correction_over_the_page_changes_are_named() -> None:
+    """In the statistics, in their proofs, and where the abstract quotes them; what is struck is left out."""
+    text = page.PAGE.read_text()
+    (statistics_of_page,) = re.findall(r"- \*\*Over the page(.*?)\n- \*\*", text, re.DOTALL)
+    statistics_of_page = statistics_of_page.replace("[stand-in: ", "[")
+    changed = page.over_the_page(JUDGED).changed
+    assert changed
+    quoted = re.findall(r"\(\[(C-\d+)\]\(#.*?n = \d+( †)?\)", page.abstract_of(JUDGED))
+    assert quoted
+    for name, mark in quoted:
+        assert bool(mark) == (name in changed)
+    for each in JUDGED:
+        name = each.claim["id"]
+        _, _, proof = text.partition(f"\n#### {name}\n")
+        proof, _, _ = proof.partition("</details>")
+        assert ("- Corrected over the whole page: " in proof) == (name in changed)
+        if name in changed:
+            assert each in texts.not_struck(JUDGED)
+            assert re.search(rf"[ :]{changed[name]}: [^:;]*{name}", statistics_of_page)
 
 
 def test_false_discoveries_on_the_page_are_those_of_scipy() -> None:
