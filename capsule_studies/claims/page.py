@@ -84,7 +84,8 @@ direction of a verdict is corrected; its size is not.
 
 ## Table A: claims of papers
 
-{papers} claims, in {tests} tests with a published algorithm: {counts}. Only this table is counted.
+{papers} claims with a verdict, in {tests} tests with a published algorithm and five or more runs: {counts}. Only these
+are counted. {preliminary} preliminary tests, with fewer runs, are listed with their label.
 Several algorithms may test the same claim; the column "network" says what differs from the network of the paper.
 """
 
@@ -171,6 +172,7 @@ def page(every: list[Judged]) -> str:
 def _head(every: list[Judged], of_papers: list[Judged]) -> str:
     newest = versions()[0]
     over_page = over_the_page(every)
+    with_verdict = texts.with_verdict(of_papers)
     rules = [["verdict", "rule"]]
     for name, rule in VERDICTS.items():
         rules.append([_label(name), rule])
@@ -186,9 +188,10 @@ def _head(every: list[Judged], of_papers: list[Judged]) -> str:
         decided=over_page.decided,
         different=over_page.different,
         by_bh=over_page.by_benjamini_hochberg,
-        papers=len(texts.by_claim(of_papers)),
-        tests=len(of_papers),
-        counts=texts.counted(of_papers),
+        papers=len(texts.by_claim(with_verdict)),
+        tests=len(with_verdict),
+        counts=texts.counted(with_verdict),
+        preliminary=len(of_papers) - len(with_verdict),
     )
 
 
@@ -210,11 +213,13 @@ def over_the_page(every: list[Judged]) -> Survivors:
 def abstract_of(every: list[Judged]) -> str:
     """Return the abstract; a sentence whose verdicts have changed is an error, because it has to be written anew."""
     of_papers = texts.in_table(every, "A")
-    not_decided = [each for each in of_papers if not each.is_decided]
+    with_verdict = texts.with_verdict(of_papers)
+    not_decided = [each for each in with_verdict if not each.is_decided]
     values: dict[str, Any] = {
-        "claims": len(texts.by_claim(of_papers)),
-        "tests": len(of_papers),
-        "open": len(not_decided),
+        "claims": len(texts.by_claim(with_verdict)),
+        "tests": len(with_verdict),
+        "undecided": len(not_decided),
+        "preliminary": len(of_papers) - len(with_verdict),
     }
     verdicts = {}
     changed = over_the_page(every).changed
@@ -252,7 +257,8 @@ def _label_of(each: Judged) -> str:
     is_struck = texts.TABLES[each.claim["kind"]] == "C"
     verdict = _STRUCK if is_struck else each.verdict
     paper = re.search(r"[A-Z]\w+ \d{4}", each.claim["by"])
-    name = paper[0] if paper else "no paper"
+    # a control names the paper after which it was made, which does not claim it
+    name = paper[0] if paper and each.claim["kind"] != "control" else "no paper"
     return _label(verdict, f' data-paper="{name}" data-data="{texts.data(each)}"')
 
 
