@@ -42,7 +42,7 @@ _HEAD = """# Claims
 
 Version {version} of {date}; [what changed](#changes-of-this-page). To cite the page or its data:
 [CITATION.cff](../CITATION.cff). The counts describe this page, not capsule networks: rows are not independent, since
-many describe the networks of the same five seeds.
+many describe the networks of the same five seeds. †: another verdict if corrected over the whole page.
 
 <div class="claim-filters"></div>
 
