@@ -143,7 +143,8 @@ def effect_of(claim: dict[str, Any], folder: Path = RESULTS) -> Effect:
         )
     source = claim.get("source", _source(claim["first"], folder))
     images_seen = _images_seen(_runs_of_sample(claim["first"], folder))
-    return Effect(found, paired, source == "real", other=other, images_seen=images_seen)
+    plan = Plan(commits=_commits_of_samples(claim, folder))
+    return Effect(found, paired, source == "real", plan, other, images_seen=images_seen)
 
 
 def _compared(first: pd.Series, second: pd.Series, *, paired: bool) -> Difference:
@@ -265,6 +266,16 @@ def _other_test(first: pd.Series, second: pd.Series, *, paired: bool) -> Differe
         return None
     found = _compared(first, second, paired=not paired)
     return found if found.error else None
+
+
+def _commits_of_samples(claim: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    """Return the commits of the runs that a claim from samples compares."""
+    commits: set[str] = set()
+    for source in (claim["first"], claim["second"]):
+        if isinstance(source, dict):
+            runs = _runs_of_sample(source, folder)
+            commits.update(runs.get("commit", []))
+    return tuple(sorted(commits))
 
 
 def _are_different_networks(claim: dict[str, Any]) -> bool:

@@ -64,8 +64,7 @@ direction of a verdict is corrected; its size is not.
   discovery rate of 5 % (Benjamini and Hochberg).
 - **Standard errors** and their degrees of freedom are those of the report (Welch's, where deviations differ).
 - **n** is the number of seeds, or of pairs of runs with the same seed; "3 of 8" means that 8 were planned. Intervals
-  cover other seeds; those of a bootstrap over clusters of images also cover other toys. A repeated training on another
-  make of processor differs by up to about 0.1 points.
+  cover other seeds; those of a bootstrap over clusters of images also cover other toys.
 - **g** is Hedges' g: the difference in standard deviations of single runs.
 - **Planned** means that the comparison (family, margin, test), its measures, rows and seeds stood in the table in the
   commit of every run, and that no result of this table was known when it was added ([plans.csv](../results/plans.csv)
@@ -315,7 +314,7 @@ def _row(each: Judged) -> list[str]:
     claim = each.claim
     return [
         _link(each),
-        claim["claim"],
+        _claim(claim),
         _paper(each),
         _badge(each),
         texts.count(each.effect),
@@ -323,6 +322,12 @@ def _row(each: Judged) -> list[str]:
         texts.plan(each),
         _label_of(each),
     ]
+
+
+def _claim(claim: dict[str, Any]) -> str:
+    """Return a claim and what a reader of its row has to know."""
+    caveat = claim.get("caveat")
+    return f"{claim['claim']}<br>*{caveat}*" if caveat else str(claim["claim"])
 
 
 def _difference(each: Judged) -> str:
@@ -346,7 +351,7 @@ def _struck_rows(struck: list[Judged]) -> str:
         claim = each.claim
         cells = [
             _link(each),
-            claim["claim"],
+            _claim(claim),
             _badge(each),
             texts.count(each.effect),
             _difference(each),
@@ -383,6 +388,10 @@ def _proof(each: Judged, over_page: dict[str, str]) -> str:
         f"- Test: {claim['test']} The claim predicts a {predicted} value; {matters} would matter.",
         f"- Statistics: {_statistics(each)}.",
     ]
+    if "network" in claim:
+        lines.append(f"- Network: {claim['network']}.")
+    if "caveat" in claim:
+        lines.append(f"- Caution: {claim['caveat']}")
     if claim["id"] in over_page:
         lines.append(f"- Corrected over the whole page: {over_page[claim['id']]}.")
     for what, beside in claim.get("beside", {}).items():
@@ -468,7 +477,7 @@ def _warnings(effect: Effect) -> list[str]:
         lines.append(f"- Commit of the runs that does not exist in the repository: {missing}.")
     if len(plan.commits) > 1:
         commits = f"runs of {len(plan.commits)} commits ({', '.join(plan.commits)})"
-        lines.append(f"- Warning of the report: {commits}, so differences may come from the code.")
+        lines.append(f"- Warning: {commits}, so differences may come from the code.")
     return lines
 
 

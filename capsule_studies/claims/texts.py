@@ -99,7 +99,10 @@ def interval(effect: Effect) -> str:
 
 
 def count(effect: Effect) -> str:
-    """Return the number of runs, and that of the plan if it is larger."""
+    """Return the numbers of runs of both samples if they differ, or that of the plan if it is larger."""
+    first, second = effect.found.counts
+    if first != second:
+        return f"{first} and {second}"
     if effect.count < effect.plan.seeds:
         return f"{effect.count} of {effect.plan.seeds}"
     return str(effect.count)

@@ -341,6 +341,54 @@ def test_every_claim_has_a_heading_with_its_id_and_commands_that_repeat_it() -> 
         assert f"`make claim id={name} train=true` with new seeds" in proof
 
 
+def proof_of(name: str) -> str:
+    """Return what the page folds under the heading of a test."""
+    _, _, proof = page.PAGE.read_text().partition(f"\n#### {name}\n")
+    proof, _, _ = proof.partition("</details>")
+    return proof
+
+
+def test_a_caveat_stands_in_the_row_and_in_the_proof() -> None:
+    text = page.PAGE.read_text()
+    with_caveat = [each for each in JUDGED if "caveat" in each.claim]
+    assert len(with_caveat) >= 8
+    for each in with_caveat:
+        caveat = each.claim["caveat"]
+        link = re.escape(page._link(each))
+        (row,) = re.findall(rf"^\| {link} .*$", text, re.MULTILINE)
+        assert f"<br>*{caveat}*" in row
+        assert f"- Caution: {caveat}\n" in proof_of(each.claim["id"])
+
+
+def sides(claim: dict[str, Any]) -> str:
+    """Name what a claim compares, from the line of its table or its samples."""
+    if "comparison" in claim:
+        _, line = effects.line_of(RESULTS, **claim["comparison"])
+        return f"{line['first']} {line['second']}"
+    return f"{claim['first']} {claim['second']}"
+
+
+def test_a_test_of_em_routing_says_that_its_temperature_is_not_that_of_the_authors() -> None:
+    of_em = [each for each in JUDGED if "EM (Hinton 2018)" in sides(each.claim)]
+    assert len(of_em) >= 10
+    for each in of_em:
+        assert "16 times the inverse temperature" in each.claim["network"], each.claim["id"]
+        assert f"- Network: {each.claim['network']}.\n" in proof_of(each.claim["id"])
+
+
+def test_networks_of_two_tables_have_both_numbers_of_runs_and_a_warning() -> None:
+    """C-004: eight networks of algorithms_mnist, and twelve of routing_pays, which has runs of two commits."""
+    each = BY_ID["C-004"]
+    commits: set[str] = set()
+    for source in (each.claim["first"], each.claim["second"]):
+        runs = pd.read_csv(RESULTS / source["file"])
+        commits |= {*runs[runs["row"] == source["row"]]["commit"]}
+    assert len(commits) == 3
+    assert each.effect.plan.commits == tuple(sorted(commits))
+    assert texts.count(each.effect) == "8 and 12"
+    assert f"- Warning: runs of 3 commits ({', '.join(sorted(commits))})" in proof_of("C-004")
+
+
 def test_links_to_a_claim_are_to_headings_of_the_page() -> None:
     anchors = set(re.findall(r"\]\(#(c-\d+)\)", page.PAGE.read_text()))
     anchors |= set(re.findall(r"claims\.md#(c-\d+)\)", readme.README.read_text()))
