@@ -90,8 +90,8 @@ Several algorithms may test the same claim; the column "network" says what diffe
 
 _PAPERS = f"""### A: our differences beside those of the papers
 
-A diamond is the difference of the paper: filled if our data are the same, open if they are other data, on which a
-comparison says little. The proofs below say how long the papers trained.
+A diamond is the difference of the paper. It is filled if the networks are comparable: the same data, errors within a
+factor of two of those of the paper, and at least a tenth of its training. Others are open, and the rows say why.
 
 ![Our differences beside those of the papers](../results/claims/{PAPERS})
 """
@@ -342,7 +342,8 @@ def _paper(each: Judged) -> str:
     found = each.published
     if found is None:
         return by
-    return f"{by}. Its difference: {texts.signed(found.difference)} points ({found.data})"
+    reason = f"; not compared, because {found.why_not_compared}" if found.why_not_compared else ""
+    return f"{by}. Its difference: {texts.signed(found.difference)} points ({found.data}{reason})"
 
 
 def _struck_rows(struck: list[Judged]) -> str:
@@ -452,7 +453,7 @@ def _of_paper(each: Judged) -> list[str]:
         parts.append(f"our difference is {found.ratio:.2g} times as large")
     if found.training:
         parts.append(f"training: {found.training}")
-    if found.compute is not None:
+    if found.compute is not None and "training images" not in found.why_not_compared:
         parts.append(f"our networks saw {100 * found.compute:.2g} % as many training images")
     return [f"- Number of the paper: {'; '.join(parts)}."]
 
