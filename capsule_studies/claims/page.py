@@ -25,6 +25,7 @@ from capsule_studies.claims.verdicts import (
     CORRECTION,
     HOLDS,
     OPEN,
+    OPPOSITE_NOT,
     SMALL,
     VERDICTS,
     Judged,
@@ -99,7 +100,7 @@ factor of two of those of the paper, and at least a tenth of its training. Other
 _B = """## Table B: controls and questions of ours
 
 {tests} tests which are not counted: they use normalised evidence, an algorithm of this project, or ask what no paper
-claims.
+claims for networks like these.
 """
 
 _C = """## Table C: struck
@@ -405,7 +406,7 @@ def _proof(each: Judged, over_page: dict[str, str]) -> str:
         lines.append(f"- Test of equivalence: {each.equivalence}")
     lines += _warnings(each.effect)
     lines.append(f"- Scale: {claim['scale']}")
-    if not each.is_decided:
+    if not each.is_decided or each.verdict == OPPOSITE_NOT:
         lines.append(f"- Needs: {needs(each)}")
     lines += [
         f"- What would change the verdict: {claim['change']}",

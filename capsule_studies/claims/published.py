@@ -9,7 +9,6 @@ from typing import Any
 from capsule_lab.statistics import LEVEL, interval_over_images
 from capsule_studies.claims.effects import Effect
 
-
 _LARGEST_FACTOR = 2.0  # ours, between our errors and those of the paper
 _LEAST_TRAINING = 0.1  # ours, as a share of the training images that the paper's networks saw
 
@@ -130,7 +129,7 @@ def _why_not_compared(
     for ours, of_paper in zip(effect.means, numbers, strict=True):
         if max(ours, of_paper) > _LARGEST_FACTOR * min(ours, of_paper):
             means = " and ".join(f"{mean:.3g}" for mean in effect.means)
-            return "other errors", f"our networks have errors of {means} {claim['unit']}"
+            return "other errors", f"our networks have errors of {means} %"
     return "", ""
 
 
