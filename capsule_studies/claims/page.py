@@ -285,7 +285,7 @@ def _overview(of_papers: list[Judged]) -> str:
             else:
                 cells[others].append(f"{algorithm}: {cell}")
         papers = _unique(each.claim["by"] for each in tests)
-        networks = _unique(each.claim["network"] for each in tests)
+        networks = _unique(part for each in tests for part in each.claim["network"].split("; "))
         verdicts = ["<br>".join(of_algorithm) for of_algorithm in cells.values()]
         rows.append([claim, papers, networks, *verdicts])
     return _table(rows)

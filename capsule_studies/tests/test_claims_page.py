@@ -766,6 +766,20 @@ def test_runs_that_find_the_difference_that_matters(paired: bool) -> None:
     assert judgement.needed == expected
 
 
+@pytest.mark.parametrize("each", JUDGED, ids=IDS)
+def test_the_page_says_what_a_claim_needs_that_may_still_hold(each: Judged) -> None:
+    is_open = each.verdict in (UNDECIDED, PRELIMINARY, OPPOSITE_NOT)
+    assert ("\n- Needs: " in proof_of(each.claim["id"])) == is_open
+
+
+def test_the_overview_says_once_what_networks_have_in_common() -> None:
+    for row in page._overview(OF_PAPERS).splitlines():
+        for part in ("one layer of routing", "not the network of the paper", "16 times"):
+            networks = row.split("|")[3]
+            sizes = max(1, len(re.findall(r"7\d,000 parameters", networks)))
+            assert networks.count(part) <= sizes
+
+
 MORE_TOYS = "more test toys. No number of seeds decides this row"
 ONE_MEASURE = "one measure that is chosen before its runs"
 
