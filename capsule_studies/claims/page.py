@@ -201,8 +201,13 @@ def _changed(every: list[Judged], verdicts: dict[str, str]) -> str:
     for each in every:
         name = each.claim["id"]
         if name in verdicts:
-            names.setdefault(verdicts[name], []).append(name + texts.label_of_standin(each))
-    return "; ".join(f"{verdict}: {', '.join(of_verdict)}" for verdict, of_verdict in names.items())
+            of_verdict = names.setdefault(verdicts[name], [])
+            of_verdict.append(name + texts.label_of_standin(each))
+    parts = []
+    for verdict, of_verdict in names.items():
+        listed = ", ".join(of_verdict)
+        parts.append(f"{verdict}: {listed}")
+    return "; ".join(parts)
 
 
 def over_the_page(every: list[Judged]) -> Survivors:
@@ -256,9 +261,11 @@ def _label_of(each: Judged) -> str:
     """Return the verdict as a label; the filters of the site read its attributes."""
     is_struck = texts.TABLES[each.claim["kind"]] == "C"
     verdict = _STRUCK if is_struck else each.verdict
+    name = "no paper"
     paper = re.search(r"[A-Z]\w+ \d{4}", each.claim["by"])
     # a control names the paper after which it was made, which does not claim it
-    name = paper[0] if paper and each.claim["kind"] != "control" else "no paper"
+    if paper and each.claim["kind"] != "control":
+        name = paper[0]
     return _label(verdict, f' data-paper="{name}" data-data="{texts.data(each)}"')
 
 
@@ -285,10 +292,19 @@ def _overview(of_papers: list[Judged]) -> str:
             else:
                 cells[others].append(f"{algorithm}: {cell}")
         papers = _unique(each.claim["by"] for each in tests)
-        networks = _unique(part for each in tests for part in each.claim["network"].split("; "))
+        networks = _unique(_parts_of_networks(tests))
         verdicts = ["<br>".join(of_algorithm) for of_algorithm in cells.values()]
         rows.append([claim, papers, networks, *verdicts])
     return _table(rows)
+
+
+def _parts_of_networks(tests: list[Judged]) -> list[str]:
+    """Return what the column "network" says, in parts that several tests may share."""
+    parts = []
+    for each in tests:
+        network: str = each.claim["network"]
+        parts += network.split("; ")
+    return parts
 
 
 def _unique(names: Any) -> str:
@@ -327,8 +343,10 @@ def _row(each: Judged) -> list[str]:
 
 def _claim(claim: dict[str, Any]) -> str:
     """Return a claim and what a reader of its row has to know."""
-    caveat = claim.get("caveat")
-    return f"{claim['claim']}<br>*{caveat}*" if caveat else str(claim["claim"])
+    words: str = claim["claim"]
+    if "caveat" in claim:
+        words += f"<br>*{claim['caveat']}*"
+    return words
 
 
 def _difference(each: Judged) -> str:
@@ -343,8 +361,11 @@ def _paper(each: Judged) -> str:
     found = each.published
     if found is None:
         return by
-    reason = f"; not compared, because {found.why_not_compared}" if found.why_not_compared else ""
-    return f"{by}. Its difference: {texts.signed(found.difference)} points ({found.data}{reason})"
+    conditions = found.data
+    if found.why_not_compared:
+        conditions += f"; not compared, because {found.why_not_compared}"
+    difference = texts.signed(found.difference)
+    return f"{by}. Its difference: {difference} points ({conditions})"
 
 
 def _struck_rows(struck: list[Judged]) -> str:
@@ -394,8 +415,9 @@ def _proof(each: Judged, over_page: dict[str, str]) -> str:
         lines.append(f"- Network: {claim['network']}.")
     if "caveat" in claim:
         lines.append(f"- Caution: {claim['caveat']}")
-    if claim["id"] in over_page:
-        lines.append(f"- Corrected over the whole page: {over_page[claim['id']]}.")
+    corrected = over_page.get(claim["id"])
+    if corrected:
+        lines.append(f"- Corrected over the whole page: {corrected}.")
     for what, beside in claim.get("beside", {}).items():
         lines.append(f"- {what}: {_outcome(beside)}")
     if "planned_first" in claim:
@@ -454,7 +476,7 @@ def _of_paper(each: Judged) -> list[str]:
         parts.append(f"our difference is {found.ratio:.2g} times as large")
     if found.training:
         parts.append(f"training: {found.training}")
-    if found.compute is not None and "training images" not in found.why_not_compared:
+    if found.compute is not None and found.differs != "less training":
         parts.append(f"our networks saw {100 * found.compute:.2g} % as many training images")
     return [f"- Number of the paper: {'; '.join(parts)}."]
 

@@ -128,8 +128,8 @@ def _why_not_compared(
     assert effect.means is not None
     for ours, of_paper in zip(effect.means, numbers, strict=True):
         if max(ours, of_paper) > _LARGEST_FACTOR * min(ours, of_paper):
-            means = " and ".join(f"{mean:.3g}" for mean in effect.means)
-            return "other errors", f"our networks have errors of {means} %"
+            first, second = effect.means
+            return "other errors", f"our networks have errors of {first:.3g} and {second:.3g} %"
     return "", ""
 
 
