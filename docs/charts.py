@@ -15,7 +15,7 @@ from pathlib import Path
 from capsule_studies.claims.drawing import COLOURS, Axis, interval
 from capsule_studies.claims.read import read
 from capsule_studies.claims.texts import in_table, title
-from capsule_studies.claims.verdicts import VERDICTS, Judged, judged
+from capsule_studies.claims.verdicts import PRELIMINARY, VERDICTS, Judged, judged
 from docs.drawings import FOLDER, svg
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -96,9 +96,10 @@ def claims(every: list[Judged]) -> str:
     for verdict, group in groupby(tested, key=lambda each: each.verdict):
         members = list(group)
         colour = COLOURS[verdict]
+        apart = ", not counted" if verdict == PRELIMINARY else ""
         top += 22
         shapes.append(
-            f'<text x="10" y="{top}" style="font-weight:600;fill:{colour}">{verdict}: {len(members)}</text>'
+            f'<text x="10" y="{top}" style="font-weight:600;fill:{colour}">{verdict}{apart}: {len(members)}</text>'
         )
         if not members[0].is_decided:
             words = ", ".join(each.claim["id"] for each in members)

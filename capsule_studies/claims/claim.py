@@ -61,7 +61,7 @@ def requested(arguments: Sequence[str]) -> Request:
     if name not in claims:
         nearest = closest(re.sub(r"\d+", lambda digits: digits[0].zfill(3), name), claims)
         meant = f"; did you mean {nearest}?" if nearest else ";"
-        first, *_, last = claims
+        first, *_, last = sorted(claims)
         raise ConfigError(f"id={name} does not exist{meant} docs/claims.md has {first} to {last}")
     train = own.get("train", False)
     if not isinstance(train, bool):

@@ -14,6 +14,7 @@ from capsule_studies.claims.verdicts import (
     NOT,
     OPEN,
     OPPOSITE,
+    OPPOSITE_NOT,
     OPPOSITE_OPEN,
     OPPOSITE_SMALL,
     PRELIMINARY,
@@ -31,6 +32,7 @@ COLOURS = {  # those of docs/static/site.css
     OPPOSITE_SMALL: "#8a6079",
     EQUAL: "#1f6f9e",
     NOT: "#a8620a",
+    OPPOSITE_NOT: "#6d6a00",
     UNDECIDED: "#404040",
     PRELIMINARY: "#7a5c99",
 }

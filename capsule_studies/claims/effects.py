@@ -57,6 +57,7 @@ class Effect:
         p_of_report: p of no difference after the correction of the report, if the difference comes from one.
         over_runs: the difference over runs alone, which has Hedges' g; ``found`` unless that is a bootstrap.
         images_seen: training images that a network of the first sample has seen; ``None`` if no record says it.
+        means: the means of both samples, which differ by the estimate; ``None`` if they are not known.
     """
 
     found: Difference
@@ -67,6 +68,7 @@ class Effect:
     p_of_report: float = 0.0
     over_runs: Difference | None = None
     images_seen: int | None = None
+    means: tuple[float, float] | None = None
 
     @property
     def count(self) -> int:
@@ -138,14 +140,24 @@ def effect_of(claim: dict[str, Any], folder: Path = RESULTS) -> Effect:
     else:
         # a number, with which every run is compared
         paired = True
-        found = statistics.difference_from([*first], float(claim["second"]))
+        second = pd.Series([float(claim["second"])])
+        found = statistics.difference_from([*first], second.item())
     if found.low is None or found.high is None or found.p is None:
         raise ValueError(
             f"{claim['claim']} has samples without a deviation; expected several different values"
         )
     source = claim.get("source", _source(claim["first"], folder))
     images_seen = _images_seen(_runs_of_sample(claim["first"], folder))
-    return Effect(found, paired, source == "real", other=other, images_seen=images_seen)
+    plan = Plan(commits=_commits_of_samples(claim, folder))
+    return Effect(
+        found,
+        paired,
+        source == "real",
+        plan,
+        other,
+        images_seen=images_seen,
+        means=(first.mean(), second.mean()),
+    )
 
 
 def _compared(first: pd.Series, second: pd.Series, *, paired: bool) -> Difference:
@@ -179,6 +191,7 @@ def _of_report(folder: Path, source: dict[str, str]) -> Effect:
     runs = _runs_of_line(folder, file, line, "first")
     first = _values(runs)
     second = _values(_runs_of_line(folder, file, line, "second"))
+    means = first.mean(), second.mean()
     other = None
     if line["first"] != line["second"] and "t-test" in line["test"]:
         other = _other_test(first, second, paired=paired)
@@ -191,6 +204,7 @@ def _of_report(folder: Path, source: dict[str, str]) -> Effect:
         float(line["p_holm"]),
         _compared(first, second, paired=paired),
         _images_seen(runs),
+        means,
     )
 
 
@@ -271,6 +285,16 @@ def _other_test(first: pd.Series, second: pd.Series, *, paired: bool) -> Differe
         return None
     found = _compared(first, second, paired=not paired)
     return found if found.error else None
+
+
+def _commits_of_samples(claim: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    """Return the commits of the runs that a claim from samples compares."""
+    commits: set[str] = set()
+    for source in (claim["first"], claim["second"]):
+        if isinstance(source, dict):
+            runs = _runs_of_sample(source, folder)
+            commits.update(runs.get("commit", []))
+    return tuple(sorted(commits))
 
 
 def _are_different_networks(claim: dict[str, Any]) -> bool:

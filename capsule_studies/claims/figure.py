@@ -66,7 +66,7 @@ def of_topic(topic: str, tests: list[Judged]) -> str:
 
 def beside_papers(every: list[Judged]) -> str:
     """Return our differences in points, and those of the papers, of the tests that have both."""
-    shapes = _head("right: as claimed. Circle: ours", "diamond: paper; filled: on the same data")
+    shapes = _head("right: as claimed. Circle: ours", "diamond: paper; filled: comparable")
     row = 0
     for each in every:
         published = each.published
@@ -130,5 +130,5 @@ def _both(each: Judged, published: Published, y: float) -> list[str]:
 
 def _compared(published: Published) -> str:
     if published.why_not_compared:
-        return f"paper: {published.data}, other data"
+        return f"paper: {published.data}, {published.differs}"
     return f"paper: {'outside' if published.excluded else 'within'} our interval"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from capsule_studies.claims import texts
@@ -23,9 +25,11 @@ from capsule_studies.claims.verdicts import (
     CORRECTION,
     HOLDS,
     OPEN,
+    OPPOSITE_NOT,
     SMALL,
     VERDICTS,
     Judged,
+    Survivors,
     survivors,
 )
 
@@ -39,7 +43,7 @@ _HEAD = """# Claims
 
 Version {version} of {date}; [what changed](#changes-of-this-page). To cite the page or its data:
 [CITATION.cff](../CITATION.cff). The counts describe this page, not capsule networks: rows are not independent, since
-many describe the networks of the same five seeds.
+many describe the networks of the same five seeds. †: another verdict if corrected over the whole page.
 
 <div class="claim-filters"></div>
 
@@ -55,13 +59,13 @@ direction of a verdict is corrected; its size is not.
 <details><summary>Statistics</summary>
 
 - **Correction.** {correction}
-- **Over the page.** After Holm's correction over all tests of all {rows} rows, {by_holm} of the {decided} decided rows
-  remain decided. {different} differences have p < 0.05 before any correction; {by_bh} of {rows} remain below a false
+- **Over the page.** After Holm's correction over all tests of the {rows} rows that are not struck, {kept} of the
+  {decided} decided rows keep their verdict. The others, which have a † in the abstract, would have another:
+  {changed}. {different} differences have p < 0.05 before any correction; {by_bh} of {rows} remain below a false
   discovery rate of 5 % (Benjamini and Hochberg).
 - **Standard errors** and their degrees of freedom are those of the report (Welch's, where deviations differ).
 - **n** is the number of seeds, or of pairs of runs with the same seed; "3 of 8" means that 8 were planned. Intervals
-  cover other seeds; those of a bootstrap over clusters of images also cover other toys. A repeated training on another
-  make of processor differs by up to about 0.1 points.
+  cover other seeds; those of a bootstrap over clusters of images also cover other toys.
 - **g** is Hedges' g: the difference in standard deviations of single runs.
 - **Planned** means that the comparison (family, margin, test), its measures, rows and seeds stood in the table in the
   commit of every run, and that no result of this table was known when it was added ([plans.csv](../results/plans.csv)
@@ -81,14 +85,15 @@ direction of a verdict is corrected; its size is not.
 
 ## Table A: claims of papers
 
-{papers} claims, in {tests} tests with a published algorithm: {counts}. Only this table is counted.
+{papers} claims with a verdict, in {tests} tests with a published algorithm and five or more runs: {counts}. Only these
+are counted. {preliminary} preliminary tests, with fewer runs, are listed with their label.
 Several algorithms may test the same claim; the column "network" says what differs from the network of the paper.
 """
 
 _PAPERS = f"""### A: our differences beside those of the papers
 
-A diamond is the difference of the paper: filled if our data are the same, open if they are other data, on which a
-comparison says little. The proofs below say how long the papers trained.
+A diamond is the difference of the paper. It is filled if the networks are comparable: the same data, errors within a
+factor of two of those of the paper, and at least a tenth of its training. Others are open, and the rows say why.
 
 ![Our differences beside those of the papers](../results/claims/{PAPERS})
 """
@@ -96,7 +101,7 @@ comparison says little. The proofs below say how long the papers trained.
 _B = """## Table B: controls and questions of ours
 
 {tests} tests which are not counted: they use normalised evidence, an algorithm of this project, or ask what no paper
-claims.
+claims for networks like these.
 """
 
 _C = """## Table C: struck
@@ -146,16 +151,18 @@ def page(every: list[Judged]) -> str:
     of_papers = texts.in_table(every, "A")
     own = texts.in_table(every, "B")
     struck = texts.in_table(every, "C")
+    changed = over_the_page(every).changed
+    proof = partial(_proof, over_page=changed)
     parts = [
         _head(every, of_papers),
         _overview(of_papers),
         _PAPERS,
-        *_topics("A", of_papers),
+        *_topics("A", of_papers, proof),
         _B.format(tests=len(own)),
-        *_topics("B", own),
+        *_topics("B", own, proof),
         _C.format(tests=len(struck)),
         _struck_rows(struck),
-        *map(_proof, struck),
+        *map(proof, struck),
         _REMOVED,
         _removed_rows(),
         _end(),
@@ -165,7 +172,8 @@ def page(every: list[Judged]) -> str:
 
 def _head(every: list[Judged], of_papers: list[Judged]) -> str:
     newest = versions()[0]
-    over_page = survivors(every)
+    over_page = over_the_page(every)
+    with_verdict = texts.with_verdict(of_papers)
     rules = [["verdict", "rule"]]
     for name, rule in VERDICTS.items():
         rules.append([_label(name), rule])
@@ -175,30 +183,56 @@ def _head(every: list[Judged], of_papers: list[Judged]) -> str:
         date=newest["date"],
         verdicts=_table(rules),
         correction=CORRECTION,
-        rows=len(every),
-        by_holm=over_page.by_holm,
+        rows=len(texts.not_struck(every)),
+        kept=over_page.decided - len(over_page.changed),
+        changed=_changed(every, over_page.changed),
         decided=over_page.decided,
         different=over_page.different,
         by_bh=over_page.by_benjamini_hochberg,
-        papers=len(texts.by_claim(of_papers)),
-        tests=len(of_papers),
-        counts=texts.counted(of_papers),
+        papers=len(texts.by_claim(with_verdict)),
+        tests=len(with_verdict),
+        counts=texts.counted(with_verdict),
+        preliminary=len(of_papers) - len(with_verdict),
     )
+
+
+def _changed(every: list[Judged], verdicts: dict[str, str]) -> str:
+    """List the rows that a correction over all rows changes, by their new verdict."""
+    names: dict[str, list[str]] = {}
+    for each in every:
+        name = each.claim["id"]
+        if name in verdicts:
+            of_verdict = names.setdefault(verdicts[name], [])
+            of_verdict.append(name + texts.label_of_standin(each))
+    parts = []
+    for verdict, of_verdict in names.items():
+        listed = ", ".join(of_verdict)
+        parts.append(f"{verdict}: {listed}")
+    return "; ".join(parts)
+
+
+def over_the_page(every: list[Judged]) -> Survivors:
+    """Return what a correction over all rows leaves; what is struck has no verdict to correct."""
+    return survivors(texts.not_struck(every))
 
 
 def abstract_of(every: list[Judged]) -> str:
     """Return the abstract; a sentence whose verdicts have changed is an error, because it has to be written anew."""
     of_papers = texts.in_table(every, "A")
-    not_decided = [each for each in of_papers if not each.is_decided]
+    with_verdict = texts.with_verdict(of_papers)
+    not_decided = [each for each in with_verdict if not each.is_decided]
     values: dict[str, Any] = {
-        "claims": len(texts.by_claim(of_papers)),
-        "tests": len(of_papers),
-        "open": len(not_decided),
+        "claims": len(texts.by_claim(with_verdict)),
+        "tests": len(with_verdict),
+        "undecided": len(not_decided),
+        "preliminary": len(of_papers) - len(with_verdict),
     }
     verdicts = {}
+    changed = over_the_page(every).changed
     for each in every:
         name = each.claim["id"]
-        numbers = f"{texts.interval(each.effect)}, n = {each.effect.count}"
+        mark = " †" if name in changed else ""
+        numbers = f"{texts.interval(each.effect)}, n = {each.effect.count}{mark}"
         values[name] = f"([{name}]({texts.anchor(each)}): {numbers})"
         verdicts[name] = each.verdict
     sentences = []
@@ -228,8 +262,11 @@ def _label_of(each: Judged) -> str:
     """Return the verdict as a label; the filters of the site read its attributes."""
     is_struck = texts.TABLES[each.claim["kind"]] == "C"
     verdict = _STRUCK if is_struck else each.verdict
+    name = "no paper"
     paper = re.search(r"[A-Z]\w+ \d{4}", each.claim["by"])
-    name = paper[0] if paper else "no paper"
+    # a control names the paper after which it was made, which does not claim it
+    if paper and each.claim["kind"] != "control":
+        name = paper[0]
     return _label(verdict, f' data-paper="{name}" data-data="{texts.data(each)}"')
 
 
@@ -256,17 +293,26 @@ def _overview(of_papers: list[Judged]) -> str:
             else:
                 cells[others].append(f"{algorithm}: {cell}")
         papers = _unique(each.claim["by"] for each in tests)
-        networks = _unique(each.claim["network"] for each in tests)
+        networks = _unique(_parts_of_networks(tests))
         verdicts = ["<br>".join(of_algorithm) for of_algorithm in cells.values()]
         rows.append([claim, papers, networks, *verdicts])
     return _table(rows)
+
+
+def _parts_of_networks(tests: list[Judged]) -> list[str]:
+    """Return what the column "network" says, in parts that several tests may share."""
+    parts = []
+    for each in tests:
+        network: str = each.claim["network"]
+        parts += network.split("; ")
+    return parts
 
 
 def _unique(names: Any) -> str:
     return "; ".join(dict.fromkeys(names))
 
 
-def _topics(table: str, tests: list[Judged]) -> list[str]:
+def _topics(table: str, tests: list[Judged], proof: Callable[[Judged], str]) -> list[str]:
     """Return the sections of a table: a figure, a row for each test, and its proof."""
     parts = []
     for topic, of_topic in texts.by_topic(tests).items():
@@ -277,7 +323,7 @@ def _topics(table: str, tests: list[Judged]) -> list[str]:
             f"### {table}: {topic}\n",
             f"![{table}: {topic}](../results/claims/{name_of(table, topic)})\n",
             _table(rows),
-            *map(_proof, of_topic),
+            *map(proof, of_topic),
         ]
     return parts
 
@@ -286,7 +332,7 @@ def _row(each: Judged) -> list[str]:
     claim = each.claim
     return [
         _link(each),
-        claim["claim"],
+        _claim(claim),
         _paper(each),
         _badge(each),
         texts.count(each.effect),
@@ -294,6 +340,14 @@ def _row(each: Judged) -> list[str]:
         texts.plan(each),
         _label_of(each),
     ]
+
+
+def _claim(claim: dict[str, Any]) -> str:
+    """Return a claim and what a reader of its row has to know."""
+    words: str = claim["claim"]
+    if "caveat" in claim:
+        words += f"<br>*{claim['caveat']}*"
+    return words
 
 
 def _difference(each: Judged) -> str:
@@ -308,7 +362,11 @@ def _paper(each: Judged) -> str:
     found = each.published
     if found is None:
         return by
-    return f"{by}. Its difference: {texts.signed(found.difference)} points ({found.data})"
+    conditions = found.data
+    if found.why_not_compared:
+        conditions += f"; not compared, because {found.why_not_compared}"
+    difference = texts.signed(found.difference)
+    return f"{by}. Its difference: {difference} points ({conditions})"
 
 
 def _struck_rows(struck: list[Judged]) -> str:
@@ -317,7 +375,7 @@ def _struck_rows(struck: list[Judged]) -> str:
         claim = each.claim
         cells = [
             _link(each),
-            claim["claim"],
+            _claim(claim),
             _badge(each),
             texts.count(each.effect),
             _difference(each),
@@ -336,8 +394,11 @@ def _removed_rows() -> str:
     return _table(rows)
 
 
-def _proof(each: Judged) -> str:
-    """Return the heading of a test, and what supports its verdict, folded."""
+def _proof(each: Judged, over_page: dict[str, str]) -> str:
+    """Return the heading of a test, and what supports its verdict, folded.
+
+    ``over_page`` has the verdicts that a correction over the whole page would change.
+    """
     claim = each.claim
     predicted = {"less": "smaller", "more": "larger"}[claim["expects"]]
     matters = f"{claim['smallest']:g} {claim['unit']}"
@@ -351,6 +412,13 @@ def _proof(each: Judged) -> str:
         f"- Test: {claim['test']} The claim predicts a {predicted} value; {matters} would matter.",
         f"- Statistics: {_statistics(each)}.",
     ]
+    if "network" in claim:
+        lines.append(f"- Network: {claim['network']}.")
+    if "caveat" in claim:
+        lines.append(f"- Caution: {claim['caveat']}")
+    corrected = over_page.get(claim["id"])
+    if corrected:
+        lines.append(f"- Corrected over the whole page: {corrected}.")
     for what, beside in claim.get("beside", {}).items():
         lines.append(f"- {what}: {_outcome(beside)}")
     if "planned_first" in claim:
@@ -361,7 +429,7 @@ def _proof(each: Judged) -> str:
         lines.append(f"- Test of equivalence: {each.equivalence}")
     lines += _warnings(each.effect)
     lines.append(f"- Scale: {claim['scale']}")
-    if not each.is_decided:
+    if not each.is_decided or each.verdict == OPPOSITE_NOT:
         lines.append(f"- Needs: {needs(each)}")
     lines += [
         f"- What would change the verdict: {claim['change']}",
@@ -409,7 +477,7 @@ def _of_paper(each: Judged) -> list[str]:
         parts.append(f"our difference is {found.ratio:.2g} times as large")
     if found.training:
         parts.append(f"training: {found.training}")
-    if found.compute is not None:
+    if found.compute is not None and found.differs != "less training":
         parts.append(f"our networks saw {100 * found.compute:.2g} % as many training images")
     return [f"- Number of the paper: {'; '.join(parts)}."]
 
@@ -436,7 +504,7 @@ def _warnings(effect: Effect) -> list[str]:
         )
     if len(plan.commits) > 1:
         commits = f"runs of {len(plan.commits)} commits ({', '.join(plan.commits)})"
-        lines.append(f"- Warning of the report: {commits}, so differences may come from the code.")
+        lines.append(f"- Warning: {commits}, so differences may come from the code.")
     return lines
 
 

@@ -9,6 +9,9 @@ from typing import Any
 from capsule_lab.statistics import LEVEL, interval_over_images
 from capsule_studies.claims.effects import Effect
 
+_LARGEST_FACTOR = 2.0  # ours, between our errors and those of the paper
+_LEAST_TRAINING = 0.1  # ours, as a share of the training images that the paper's networks saw
+
 
 @dataclass(frozen=True)
 class Published:
@@ -22,6 +25,7 @@ class Published:
         low, high: 95 % interval of their difference.
         interval_from: what the interval comes from.
         why_not_compared: why ``ratio`` and ``excluded`` are ``None``; empty if ``excluded`` is not.
+        differs: the same in two or three words.
         ratio: our difference divided by that of the paper; ``None`` if the paper's interval contains no difference.
         excluded: whether our 95 % interval excludes the paper's difference.
         training: how long the paper trained; empty if the claim does not say it.
@@ -37,6 +41,7 @@ class Published:
     high: float
     interval_from: str
     why_not_compared: str
+    differs: str
     ratio: float | None
     excluded: bool | None
     training: str
@@ -51,7 +56,8 @@ class Published:
 def published_of(claim: dict[str, Any], effect: Effect) -> Published | None:
     """Return the published effect of a claim; ``None`` if ``published`` is missing, or says why there is none.
 
-    Ours is compared with it only on the data set of the paper. A stand-in is another data set.
+    Ours is compared with it only on the data set of the paper, at errors within a factor of two of the paper's, and
+    after a tenth of its training. A stand-in is another data set.
     """
     published = claim.get("published")
     if not isinstance(published, dict):
@@ -66,17 +72,21 @@ def published_of(claim: dict[str, Any], effect: Effect) -> Published | None:
         images = published["images"]
         low, high = _over_images(first, second, images)
         interval_from = f"{images:,} test images, as if both numbers came from different ones"
+    if "images_are" in published:
+        interval_from += f" ({published['images_are']})"
     difference = first - second
-    why_not_compared = _why_not_compared(claim, effect, published["data"])
+    seen = published.get("seen")
+    compute = None
+    if seen is not None and effect.images_seen is not None:
+        compute = effect.images_seen / seen
+    differs, why_not_compared = _why_not_compared(
+        claim, effect, published["data"], (first, second), compute
+    )
     ratio, excluded = None, None
     if not why_not_compared:
         excluded = not effect.low <= difference <= effect.high
         if low > 0 or high < 0:
             ratio = effect.found.estimate / difference
-    seen = published.get("seen")
-    compute = None
-    if seen is not None and effect.images_seen is not None:
-        compute = effect.images_seen / seen
     return Published(
         source=published["source"],
         data=published["data"],
@@ -87,6 +97,7 @@ def published_of(claim: dict[str, Any], effect: Effect) -> Published | None:
         high=high,
         interval_from=interval_from,
         why_not_compared=why_not_compared,
+        differs=differs,
         ratio=ratio,
         excluded=excluded,
         training=published.get("training", ""),
@@ -100,12 +111,26 @@ def why_none(claim: dict[str, Any]) -> str:
     return published if isinstance(published, str) else ""
 
 
-def _why_not_compared(claim: dict[str, Any], effect: Effect, data: str) -> str:
+def _why_not_compared(
+    claim: dict[str, Any],
+    effect: Effect,
+    data: str,
+    numbers: tuple[float, float],
+    compute: float | None,
+) -> tuple[str, str]:
+    """Return what differs in a few words, and a sentence; empty texts if nothing does."""
     if not effect.real:
-        return f"{claim['data']} is a stand-in"
+        return "other data", f"{claim['data']} is a stand-in"
     if claim["data"] != data:
-        return f"the data set is {data}, ours {claim['data']}"
-    return ""
+        return "other data", f"the data set is {data}, ours {claim['data']}"
+    if compute is not None and compute < _LEAST_TRAINING:
+        return "less training", f"our networks saw {100 * compute:.2g} % as many training images"
+    assert effect.means is not None
+    for ours, of_paper in zip(effect.means, numbers, strict=True):
+        if max(ours, of_paper) > _LARGEST_FACTOR * min(ours, of_paper):
+            first, second = effect.means
+            return "other errors", f"our networks have errors of {first:.3g} and {second:.3g} %"
+    return "", ""
 
 
 def _listed(value: float | list[float]) -> list[float]:

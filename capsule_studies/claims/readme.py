@@ -11,6 +11,7 @@ from capsule_studies.claims.texts import (
     counted,
     in_table,
     label_of_standin,
+    with_verdict,
 )
 from capsule_studies.claims.verdicts import VERDICTS, Judged
 
@@ -21,11 +22,12 @@ START, END = "<!-- written by make claims -->\n", "<!-- end -->"
 def short_form(every: list[Judged]) -> str:
     """Return the block: counts of papers' claims, and the decided ones with a key ``short``."""
     of_papers = in_table(every, "A")
-    claims = by_claim(of_papers)
+    tests = with_verdict(of_papers)
+    claims = by_claim(tests)
     lines = [
-        f"**[{len(claims)} claims of papers](docs/claims.md), in {len(of_papers)} tests** of published algorithms in "
-        f"small networks ({counted(of_papers)}). {len(every) - len(of_papers)} other tests are counted apart: "
-        "controls, questions of ours, and what was struck.",
+        f"**[{len(claims)} claims of papers with a verdict](docs/claims.md), in {len(tests)} tests** of published "
+        f"algorithms in small networks ({counted(tests)}). {len(every) - len(tests)} others are not counted: "
+        "preliminary, controls, ours, struck.",
         "",
     ]
     phrases: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}

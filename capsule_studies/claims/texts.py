@@ -7,7 +7,7 @@ from collections import Counter
 from decimal import ROUND_HALF_UP, Decimal
 
 from capsule_studies.claims.effects import PLANNED, Effect
-from capsule_studies.claims.verdicts import VERDICTS, Judged
+from capsule_studies.claims.verdicts import PRELIMINARY, VERDICTS, Judged
 
 TABLES = {  # by kind of claim
     "paper": "A",
@@ -21,6 +21,16 @@ TABLES = {  # by kind of claim
 def in_table(every: list[Judged], table: str) -> list[Judged]:
     """Return the tests of table A (claims of papers), B (ours) or C (struck)."""
     return [each for each in every if TABLES[each.claim["kind"]] == table]
+
+
+def with_verdict(tests: list[Judged]) -> list[Judged]:
+    """Return the tests with enough runs; others are listed and not counted."""
+    return [each for each in tests if each.verdict != PRELIMINARY]
+
+
+def not_struck(every: list[Judged]) -> list[Judged]:
+    """Return the tests of tables A and B."""
+    return in_table(every, "A") + in_table(every, "B")
 
 
 def by_claim(every: list[Judged]) -> dict[str, list[Judged]]:
@@ -89,7 +99,10 @@ def interval(effect: Effect) -> str:
 
 
 def count(effect: Effect) -> str:
-    """Return the number of runs, and that of the plan if it is larger."""
+    """Return the numbers of runs of both samples if they differ, or that of the plan if it is larger."""
+    first, second = effect.found.counts
+    if first != second:
+        return f"{first} and {second}"
     if effect.count < effect.plan.seeds:
         return f"{effect.count} of {effect.plan.seeds}"
     return str(effect.count)

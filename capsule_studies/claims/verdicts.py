@@ -23,6 +23,7 @@ OPPOSITE_OPEN = "the opposite holds, size open"
 OPPOSITE_SMALL = "the opposite holds, but small"
 EQUAL = "equal"
 NOT = "does not hold"
+OPPOSITE_NOT = "the opposite does not hold"
 UNDECIDED = "undecided"
 PRELIMINARY = "preliminary"
 VERDICTS = {
@@ -33,8 +34,9 @@ VERDICTS = {
     OPPOSITE_OPEN: "the same, but the interval also contains differences that do not matter.",
     OPPOSITE_SMALL: "the same, but the interval contains only differences that do not matter.",
     EQUAL: "no difference is found, and none that matters exists in either direction (two one-sided tests).",
-    NOT: "if there is a difference in the claimed direction, it does not matter; one in the other direction may.",
-    UNDECIDED: "no test is significant, or the planned measure disagrees.",
+    NOT: "no difference is found; one in the claimed direction that matters is excluded, one in the other is not.",
+    OPPOSITE_NOT: "no difference is found; one in the other direction that matters is excluded, one as claimed is not.",
+    UNDECIDED: "no test is significant after the correction; or one is, and the planned measure disagrees.",
     PRELIMINARY: "fewer than five runs, or pairs of runs; the difference and its interval are no verdict.",
 }
 CORRECTION = (
@@ -107,9 +109,11 @@ class Judged:
             return _sized(-high, -low, smallest, (OPPOSITE, OPPOSITE_OPEN, OPPOSITE_SMALL))
         if self.p < statistics.LEVEL and low > 0:
             return _sized(low, high, smallest, (HOLDS, OPEN, SMALL))
-        if self.p_of_smaller >= statistics.LEVEL:
-            return UNDECIDED
-        return EQUAL if self.p_of_larger < statistics.LEVEL else NOT
+        excludes_claimed = self.p_of_smaller < statistics.LEVEL
+        excludes_other = self.p_of_larger < statistics.LEVEL
+        if excludes_claimed:
+            return EQUAL if excludes_other else NOT
+        return OPPOSITE_NOT if excludes_other else UNDECIDED
 
     def _contradicted(self, verdict: str) -> bool:
         """Whether the planned measure was significant in the other direction, or found nothing where this one does."""
@@ -121,6 +125,8 @@ class Judged:
             return significant
         if verdict == NOT:
             return significant and towards > 0
+        if verdict == OPPOSITE_NOT:
+            return significant and towards < 0
         return not significant or (towards > 0) != verdict.startswith("holds")
 
     @property
@@ -210,20 +216,27 @@ def _p_values_of_others(members: list[Judged]) -> list[float]:
 
 @dataclass
 class Survivors:
-    """How many claims would keep a decided verdict, and how many differences would remain, corrected over the page."""
+    """What a correction over all tests of several rows leaves.
+
+    Attributes:
+        decided: rows whose verdict says anything.
+        changed: those of them that would have another verdict by Holm's method over all rows, by id.
+        different: differences below 5 % before any correction.
+        by_benjamini_hochberg: those below a false discovery rate of 5 %.
+    """
 
     decided: int
-    by_holm: int
+    changed: dict[str, str]
     different: int
     by_benjamini_hochberg: int
 
 
 def survivors(every: list[Judged]) -> Survivors:
-    """Correct the tests of all claims by Holm's method, and those of no difference by Benjamini and Hochberg's."""
+    """Correct the tests of all rows by Holm's method, and those of no difference by Benjamini and Hochberg's."""
     p_values = _p_values(every)
     corrected = statistics.holm(_p_values_of_all(every))
     decided = 0
-    by_holm = 0
+    changed = {}
     for index, each in enumerate(every):
         if not each.is_decided:
             continue
@@ -234,9 +247,10 @@ def survivors(every: list[Judged]) -> Survivors:
             p_of_smaller=corrected[len(every) + index],
             p_of_larger=corrected[2 * len(every) + index],
         )
-        by_holm += over_page.is_decided
+        if over_page.verdict != each.verdict:
+            changed[each.claim["id"]] = over_page.verdict
     different = sum(p < statistics.LEVEL for p in p_values)
-    return Survivors(decided, by_holm, different, _discoveries(p_values))
+    return Survivors(decided, changed, different, _discoveries(p_values))
 
 
 def _discoveries(p_values: list[float]) -> int:

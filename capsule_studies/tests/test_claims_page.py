@@ -25,6 +25,7 @@ from capsule_studies.claims.verdicts import (
     NOT,
     OPEN,
     OPPOSITE,
+    OPPOSITE_NOT,
     OPPOSITE_OPEN,
     OPPOSITE_SMALL,
     PRELIMINARY,
@@ -130,12 +131,16 @@ def test_the_figure_beside_papers_has_the_number_of_the_paper() -> None:
     assert each.published is not None
     assert JUDGED[0].published is None
     assert re.findall(r">(C-\d+) <tspan", text) == ["C-071"]
-    assert "paper: within our interval" in text
+    assert "paper: MultiMNIST, other errors" in text
     # fewer errors are claimed, so both are at the right
     place = figure._place(-each.published.difference)
     assert f'd="M{place - 5:.1f} ' in text
     assert figure._place(0) < place < figure._place(3)
-    assert "fill:#1b1b1b;stroke" in text, "the same data"
+    assert "fill:#1b1b1b;stroke" not in text
+    comparable = replace(each.effect, means=(5.3, 7.4))
+    text = figure.beside_papers([replace(each, effect=comparable)])
+    assert "paper: within our interval" in text
+    assert "fill:#1b1b1b;stroke" in text
 
 
 def test_every_claim_is_complete() -> None:
@@ -308,18 +313,25 @@ def test_a_papers_claim_names_a_paper_and_uses_no_algorithm_of_ours(each: Judged
 
 
 def test_table_a_has_a_row_for_each_claim_and_a_column_for_each_algorithm() -> None:
-    """Couplings that are replaced by their mean: dynamic routing in its column, two other algorithms in the last."""
+    """Two and one iterations: both algorithms in their columns. A white-box attack: two networks in the last."""
     table = page._overview(OF_PAPERS)
     _, _, *rows = table.strip().splitlines()
     assert len(rows) == len(texts.by_claim(OF_PAPERS))
     assert len(re.findall(r"\[C-\d+\]", table)) == len(OF_PAPERS)
-    (row,) = re.findall("^.*replaced by their mean over images.*$", table, re.MULTILINE)
+    (row,) = re.findall("^.*error with two iterations than with one.*$", table, re.MULTILINE)
     *_, dynamic, of_em, others, _ = row.split("|")
-    assert "[C-028](#c-028)" in dynamic
+    assert "[C-016](#c-016)" in dynamic
+    first, second = of_em.split("<br>")
+    assert first.strip().startswith("[C-013](#c-013)")
+    assert second.startswith("[C-026](#c-026)")
+    assert not others.strip()
+    (row,) = re.findall("^.*more robust to a white-box attack.*$", table, re.MULTILINE)
+    *_, dynamic, of_em, others, _ = row.split("|")
+    assert not dynamic.strip()
     assert not of_em.strip()
     first, second = others.split("<br>")
-    assert first.strip().startswith("variational Bayes: [C-031](#c-031)")
-    assert second.startswith("inverted attention: [C-032](#c-032)")
+    assert first.strip().startswith("Efficient-CapsNet with its decoder: [C-067](#c-067)")
+    assert second.startswith("Efficient-CapsNet without decoder: [C-068](#c-068)")
 
 
 def test_every_claim_has_a_heading_with_its_id_and_commands_that_repeat_it() -> None:
@@ -331,6 +343,54 @@ def test_every_claim_has_a_heading_with_its_id_and_commands_that_repeat_it() -> 
         proof, _, _ = proof.partition("</details>")
         assert f"`make claim id={name}` from the archive" in proof
         assert f"`make claim id={name} train=true` with new seeds" in proof
+
+
+def proof_of(name: str) -> str:
+    """Return what the page folds under the heading of a test."""
+    _, _, proof = page.PAGE.read_text().partition(f"\n#### {name}\n")
+    proof, _, _ = proof.partition("</details>")
+    return proof
+
+
+def test_a_caveat_stands_in_the_row_and_in_the_proof() -> None:
+    text = page.PAGE.read_text()
+    with_caveat = [each for each in JUDGED if "caveat" in each.claim]
+    assert len(with_caveat) >= 8
+    for each in with_caveat:
+        caveat = each.claim["caveat"]
+        link = re.escape(page._link(each))
+        (row,) = re.findall(rf"^\| {link} .*$", text, re.MULTILINE)
+        assert f"<br>*{caveat}*" in row
+        assert f"- Caution: {caveat}\n" in proof_of(each.claim["id"])
+
+
+def sides(claim: dict[str, Any]) -> str:
+    """Name what a claim compares, from the line of its table or its samples."""
+    if "comparison" in claim:
+        _, line = effects.line_of(RESULTS, **claim["comparison"])
+        return f"{line['first']} {line['second']}"
+    return f"{claim['first']} {claim['second']}"
+
+
+def test_a_test_of_em_routing_says_that_its_temperature_is_not_that_of_the_authors() -> None:
+    of_em = [each for each in JUDGED if "EM (Hinton 2018)" in sides(each.claim)]
+    assert len(of_em) >= 10
+    for each in of_em:
+        assert "16 times the inverse temperature" in each.claim["network"], each.claim["id"]
+        assert f"- Network: {each.claim['network']}.\n" in proof_of(each.claim["id"])
+
+
+def test_networks_of_two_tables_have_both_numbers_of_runs_and_a_warning() -> None:
+    """C-004: eight networks of algorithms_mnist, and twelve of routing_pays, which has runs of two commits."""
+    each = BY_ID["C-004"]
+    commits: set[str] = set()
+    for source in (each.claim["first"], each.claim["second"]):
+        runs = pd.read_csv(RESULTS / source["file"])
+        commits |= {*runs[runs["row"].str.startswith(source["row"])]["commit"]}
+    assert len(commits) == 3
+    assert each.effect.plan.commits == tuple(sorted(commits))
+    assert texts.count(each.effect) == "8 and 12"
+    assert f"- Warning: runs of 3 commits ({', '.join(sorted(commits))})" in proof_of("C-004")
 
 
 def test_links_to_a_claim_are_to_headings_of_the_page() -> None:
@@ -355,19 +415,20 @@ def test_what_is_struck_has_a_reason_and_no_verdict() -> None:
 def test_the_abstract_has_120_words_and_numbers_of_the_records() -> None:
     text = page.abstract_of(JUDGED)
     assert text in page.PAGE.read_text()
-    without_numbers = re.sub(r" \(\[C-.*?n = \d+\)", "", text)
+    without_numbers = re.sub(r" \(\[C-.*?n = \d+( †)?\)", "", text)
     assert len(without_numbers.split()) <= 120
     lines = pd.read_csv(RESULTS / "algorithms_mnist_comparisons.csv")
     line = lines.set_index("comparison").loc["dynamic_iterations"]
     difference, low, high = map(texts.signed, line[["difference", "low", "high"]])
-    assert f"([C-016](#c-016): {difference} ({low} to {high}), n = 8)" in text
+    assert f"([C-016](#c-016): {difference} ({low} to {high}), n = 8" in text
 
 
 def test_a_sentence_of_the_abstract_whose_verdict_has_changed_is_an_error() -> None:
     changed = []
     for each in JUDGED:
         of_abstract = each.claim["id"] == "C-016"
-        changed.append(replace(each, p=0.5, p_of_smaller=0.5) if of_abstract else each)
+        undecided = replace(each, p=0.5, p_of_smaller=0.5, p_of_larger=0.5)
+        changed.append(undecided if of_abstract else each)
     with pytest.raises(ValueError, match="says of C-016: holds, but its verdict is: undecided"):
         page.abstract_of(changed)
 
@@ -395,9 +456,13 @@ def test_a_label_has_the_colour_of_the_figures(verdict: str) -> None:
 def test_readme_counts_papers_claims_only() -> None:
     _, _, after_start = readme.README.read_text().partition(readme.START)
     block, _, _ = after_start.partition(readme.END)
-    claims = len(texts.by_claim(OF_PAPERS))
-    assert f"[{claims} claims of papers](docs/claims.md), in {len(OF_PAPERS)} tests" in block
     counted = Counter(each.verdict for each in OF_PAPERS)
+    assert counted[PRELIMINARY] >= 8
+    del counted[PRELIMINARY]
+    tests = counted.total()
+    claims = len(texts.by_claim([each for each in OF_PAPERS if each.verdict != PRELIMINARY]))
+    assert f"[{claims} claims of papers with a verdict](docs/claims.md), in {tests} tests" in block
+    assert f"\n{claims} claims with a verdict, in {tests} tests" in page.PAGE.read_text()
     counts = re.findall(r"[(;] ?([a-z ,]+): (\d+)", block)
     assert len(counts) == len(counted)
     for verdict, count in counts:
@@ -407,6 +472,16 @@ def test_readme_counts_papers_claims_only() -> None:
     for name in listed:
         assert BY_ID[name] in OF_PAPERS
         assert BY_ID[name].is_decided
+
+
+def test_a_control_is_not_found_under_the_paper_after_which_it_was_made() -> None:
+    for each in JUDGED:
+        label = page._label_of(each)
+        names_a_paper = 'data-paper="no paper"' not in label
+        if each.claim["kind"] == "control":
+            assert not names_a_paper, each.claim["id"]
+    assert 'data-paper="Peer 2018"' not in page.PAGE.read_text()
+    assert 'data-paper="Tsai 2020"' in page._label_of(BY_ID["C-021"])
 
 
 class Outcome(NamedTuple):
@@ -444,6 +519,10 @@ OUTCOMES = {
     ),
     "one that matters is excluded in the other direction only": (
         Outcome(-3, 0.5, 0.2, 1, 0.01),
+        OPPOSITE_NOT,
+    ),
+    "differences that matter are possible in both directions": (
+        Outcome(-3, 3, 0.8, 0.9, 0.9),
         UNDECIDED,
     ),
     "a difference that does not matter": (Outcome(-0.8, -0.2, 0.01, 0.01, 0.01), SMALL),
@@ -486,13 +565,14 @@ def test_two_iterations_of_routing_pays_are_equal_before_the_correction_only() -
     # as one of nine tests, of which four have smaller p values and two more that of another claim
     assert each.tests == 9
     assert each.p_of_smaller == pytest.approx(4 * uncorrected, rel=1e-4)
-    assert each.verdict == UNDECIDED
+    assert each.verdict == OPPOSITE_NOT
 
 
 FINDS_LOWER = Outcome(-3, -1, 0.01)
 FINDS_HIGHER = Outcome(1, 3, 0.01)
 FINDS_NOTHING = Outcome(-1, 3, 0.5)
 EXCLUDES_MORE = Outcome(-0.8, 0.5, 0.5)
+EXCLUDES_OTHER = Outcome(-3, 0.5, 0.2, 1, 0.01)
 EXCLUDES_BOTH = Outcome(-0.8, 0.5, 0.5, 0.01, 0.01)
 PLANNED_AND_LATER = {
     "both measures": (FINDS_LOWER, FINDS_LOWER, HOLDS),
@@ -502,6 +582,16 @@ PLANNED_AND_LATER = {
     "both give the opposite": (FINDS_HIGHER, FINDS_HIGHER, OPPOSITE),
     "only the planned measure finds a difference": (FINDS_LOWER, EXCLUDES_MORE, UNDECIDED),
     "none finds a difference": (FINDS_NOTHING, EXCLUDES_MORE, NOT),
+    "the planned measure finds what the later one excludes": (
+        FINDS_HIGHER,
+        EXCLUDES_OTHER,
+        UNDECIDED,
+    ),
+    "the planned measure finds the claimed difference, the later one excludes the other": (
+        FINDS_LOWER,
+        EXCLUDES_OTHER,
+        OPPOSITE_NOT,
+    ),
     "the planned measure finds nothing, the later one equality": (
         FINDS_NOTHING,
         EXCLUDES_BOTH,
@@ -622,12 +712,36 @@ def test_numbers_over_the_page() -> None:
 
     The smallest two of six p values are those of differences in the other direction.
     """
-    every = [Judged(LOWER, effect(-3, -1, p), p, 1) for p in (0.012, 0.02)]
+    every = []
+    for name, p in (("first", 0.012), ("second", 0.02)):
+        every.append(Judged({**LOWER, "id": name}, effect(-3, -1, p), p, 1))
     found = survivors(every)
     assert found.decided == 2
-    assert found.by_holm == 1, "4 x 0.012 is below 5 %, 3 x 0.02 is not"
+    # 4 x 0.012 is below 5 %, 3 x 0.02 is not
+    assert found.changed == {"second": OPPOSITE_NOT}
     assert found.different == 2
     assert found.by_benjamini_hochberg == 2
+
+
+def test_rows_that_a_correction_over_the_page_changes_are_named() -> None:
+    """In the statistics, in their proofs, and where the abstract quotes them; what is struck is left out."""
+    text = page.PAGE.read_text()
+    (statistics_of_page,) = re.findall(r"- \*\*Over the page(.*?)\n- \*\*", text, re.DOTALL)
+    statistics_of_page = statistics_of_page.replace("[stand-in: ", "[")
+    changed = page.over_the_page(JUDGED).changed
+    assert changed
+    quoted = re.findall(r"\(\[(C-\d+)\]\(#.*?n = \d+( †)?\)", page.abstract_of(JUDGED))
+    assert quoted
+    for name, mark in quoted:
+        assert bool(mark) == (name in changed)
+    for each in JUDGED:
+        name = each.claim["id"]
+        _, _, proof = text.partition(f"\n#### {name}\n")
+        proof, _, _ = proof.partition("</details>")
+        assert ("- Corrected over the whole page: " in proof) == (name in changed)
+        if name in changed:
+            assert each in texts.not_struck(JUDGED)
+            assert re.search(rf"[ :]{changed[name]}: [^:;]*{name}", statistics_of_page)
 
 
 def test_false_discoveries_on_the_page_are_those_of_scipy() -> None:
@@ -650,6 +764,20 @@ def test_runs_that_find_the_difference_that_matters(paired: bool) -> None:
     claim = {"expects": "less", "smallest": 0.7}
     judgement = Judged(claim, Effect(found, paired), 1, 1)
     assert judgement.needed == expected
+
+
+@pytest.mark.parametrize("each", JUDGED, ids=IDS)
+def test_the_page_says_what_a_claim_needs_that_may_still_hold(each: Judged) -> None:
+    is_open = each.verdict in (UNDECIDED, PRELIMINARY, OPPOSITE_NOT)
+    assert ("\n- Needs: " in proof_of(each.claim["id"])) == is_open
+
+
+def test_the_overview_says_once_what_networks_have_in_common() -> None:
+    _, _, *rows = page._overview(OF_PAPERS).strip().splitlines()
+    for row in rows:
+        _, _, _, networks, *_ = row.split("|")
+        parts = networks.strip().split("; ")
+        assert len({*parts}) == len(parts)
 
 
 MORE_TOYS = "more test toys. No number of seeds decides this row"

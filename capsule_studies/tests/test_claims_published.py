@@ -11,7 +11,7 @@ from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
 from capsule_lab.statistics import Difference
-from capsule_studies.claims import read
+from capsule_studies.claims import page, read
 from capsule_studies.claims.effects import Effect
 from capsule_studies.claims.published import published_of, why_none
 from capsule_studies.claims.verdicts import Judged, judged
@@ -86,7 +86,7 @@ CLAIM: dict[str, Any] = {
     "published": {"source": "any", "data": "MNIST", "first": 1.0, "second": 3.0, "images": 1000},
 }
 FOUND = Difference(-1, -1.5, -0.5, 0.01, (5, 5), "any test", error=0.2, df=8)
-OURS = Effect(FOUND, paired=False, images_seen=96_000)
+OURS = Effect(FOUND, paired=False, images_seen=96_000, means=(1.5, 2.5))
 
 
 def published(**changes: Any) -> Any:
@@ -134,6 +134,55 @@ def test_a_stand_in_is_never_compared() -> None:
     assert found is not None
     assert found.excluded is None
     assert found.why_not_compared == "MNIST is a stand-in"
+
+
+@pytest.mark.parametrize(
+    ("means", "differs"),
+    [
+        ((1.9, 3.0), ""),
+        ((2.1, 3.0), "other errors"),
+        ((0.49, 3.0), "other errors"),
+        ((1.0, 6.1), "other errors"),
+    ],
+)
+def test_ours_is_compared_at_errors_within_a_factor_of_two(
+    means: tuple[float, float], differs: str
+) -> None:
+    found = published_of(CLAIM, replace(OURS, means=means))
+    assert found is not None
+    assert found.differs == differs
+    assert (found.excluded is None) == (found.ratio is None) == bool(differs)
+    assert bool(found.why_not_compared) == bool(differs)
+
+
+@pytest.mark.parametrize(("seen", "differs"), [(960_000, ""), (970_000, "less training")])
+def test_ours_is_compared_after_a_tenth_of_the_papers_training(seen: int, differs: str) -> None:
+    found = published(seen=seen)
+    assert found.differs == differs
+    assert (found.excluded is None) == bool(differs)
+
+
+@pytest.mark.parametrize("each", WITH_NUMBERS, ids=name)
+def test_the_row_says_why_ours_is_not_compared(each: Judged) -> None:
+    found = each.published
+    assert found is not None
+    assert (f"not compared, because {found.why_not_compared}" in page._paper(each)) == bool(
+        found.differs
+    )
+
+
+def test_pairs_of_the_same_digits_are_not_independent() -> None:
+    each = next(each for each in JUDGED if name(each) == "C-071")
+    assert each.published is not None
+    assert "not independent, so the interval is too narrow" in each.published.interval_from
+
+
+def test_means_differ_by_the_estimate() -> None:
+    for each in JUDGED:
+        assert each.effect.means is not None
+        first, second = each.effect.means
+        # values in files of runs are rounded to six digits; pairs use the seeds that both have
+        assert first - second == pytest.approx(each.effect.found.estimate, rel=0.01, abs=1e-4)
 
 
 def test_there_is_no_ratio_to_a_difference_that_may_be_none() -> None:

@@ -281,6 +281,8 @@ def judge(claim: dict[str, Any], side: Sides, corrected: dict[Any, float]) -> Ve
         verdict = "equal"
     elif as_claimed < LEVEL:
         verdict = "does not hold"
+    elif opposite < LEVEL:
+        verdict = "the opposite does not hold"
     if "planned_first" in claim and not agrees(verdict, *planned_measure(claim)):
         verdict = "undecided"
     difference = side.tests[0].difference
@@ -306,6 +308,8 @@ def agrees(verdict: str, supports: bool, opposes: bool) -> bool:
     """Whether the measure that was planned first allows a verdict of a later one."""
     if verdict.startswith("holds"):
         return supports
+    if verdict == "the opposite does not hold":
+        return not opposes
     if verdict.startswith("the opposite"):
         return opposes
     if verdict == "equal":
