@@ -11,6 +11,12 @@ from fnmatch import fnmatchcase
 _ERROR = "percentage of images with a wrong class"
 
 MEANINGS: dict[str, dict[str, str]] = {
+    "attributes": {
+        "explained_by_components": "share of an attribute that its best component explains; 1: they are the same",
+        "explained_by_rotated": "control: the same after random rotations of the pose; no component is special",
+        "axis_gain": "difference of the two; 0: the components are no better than any other directions",
+        "explained_by_pose": "share of an attribute that all components together predict; 0 or less: nothing",
+    },
     "coding": {
         "place_slope": "columns by which the most active capsule moves per pixel; place coding: one over the stride",
         "rate_share": "share of the shift that the pose of that capsule follows: 1 is rate coding, 0 none",

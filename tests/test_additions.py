@@ -100,7 +100,7 @@ FILES = {
             ''',
         "conf/brighten.yaml": """
             # Test a network on brighter images; needs ckpt=.
-            #   capsule-lab brighten ckpt=runs/capsnet-mnist-2f4c01ab by=0.5
+            #   capsule-lab brighten ckpt=last by=0.5
             defaults:
               - _command
               - brighten_options

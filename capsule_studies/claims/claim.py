@@ -82,7 +82,6 @@ def _seeds(given: Any) -> tuple[int, ...]:
 
 
 def _recompute(claim: dict[str, Any]) -> int:
-    logging.getLogger("capsule_lab").setLevel(logging.ERROR)  # other columns may lack a metric
     found = recomputed(claim)
     before, now = _judged(claim, found.effect)
     recorded = before.effect
@@ -200,4 +199,5 @@ def _print(lines: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("capsule_lab").setLevel(logging.ERROR)  # other columns may lack a metric
     sys.exit(main(sys.argv[1:]))
