@@ -16,7 +16,7 @@ from capsule_lab.errors import CapsuleLabError, ConfigError, closest, printable
 from capsule_studies.claims.effects import Effect, effect_of
 from capsule_studies.claims.read import ROOT, read
 from capsule_studies.claims.recompute import archives_of, recomputed, runs_of
-from capsule_studies.claims.texts import p_value, signed, title
+from capsule_studies.claims.texts import interval, p_value, signed, title
 from capsule_studies.claims.verdicts import Judged, judged
 
 _TOLERANCE = 1e-4  # relative: values in results/ are rounded to six digits
@@ -93,13 +93,13 @@ def _recompute(claim: dict[str, Any]) -> int:
             "from": found.source,
             "n": _count(found.effect),
             "test": found.effect.found.test,
-            "difference": f"{_interval(found.effect)} {claim['unit']}; {claim['smallest']:g} would matter",
+            "difference": f"{interval(found.effect)} {claim['unit']}; {claim['smallest']:g} would matter",
             "Hedges' g": _g(found.effect),
             "p": f"no difference: {p_value(now.p)}; a difference that matters, as claimed: "
             f"{p_value(now.p_of_smaller)}; in the other direction: {p_value(now.p_of_larger)} (Holm, "
             f"{now.tests} tests)",
             "verdict": now.verdict,
-            "recorded": f"{_interval(recorded)} {claim['unit']}, {before.verdict} ({_record(claim)})",
+            "recorded": f"{interval(recorded)} {claim['unit']}, {before.verdict} ({_record(claim)})",
             "agreement": "yes" if agrees else "NO",
             "files": ", ".join(_files(claim)),
         }
@@ -156,22 +156,18 @@ def _count(effect: Effect) -> str:
     return f"{effect.count}{planned}"
 
 
-def _interval(effect: Effect) -> str:
-    return f"{signed(effect.found.estimate)} ({signed(effect.low)} to {signed(effect.high)})"
-
-
 def _outcome(effect: Effect, claim: dict[str, Any]) -> str:
     """Describe a difference alone: without a correction, there is no verdict."""
     data = "real data" if effect.real else "a stand-in"
-    interval = f"{_interval(effect)} {claim['unit']}"
-    return f"{interval}, {p_value(effect.p)} uncorrected, n = {effect.count}, {data}"
+    shown = f"{interval(effect)} {claim['unit']}"
+    return f"{shown}, {p_value(effect.p)} uncorrected, n = {effect.count}, {data}"
 
 
 def _g(effect: Effect) -> str:
-    g, interval = effect.hedges_g, effect.hedges_g_interval
-    if g is None or interval is None:
+    g, limits = effect.hedges_g, effect.hedges_g_interval
+    if g is None or limits is None:
         return "unknown"
-    low, high = interval
+    low, high = limits
     return f"{signed(g)} ({signed(low)} to {signed(high)})"
 
 

@@ -1,7 +1,5 @@
 """Filters of the page of claims in a browser: ``docs/static/claims.js`` and ``claims.css``."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,6 @@ from capsule_studies.claims.verdicts import judged
 STATIC = read.ROOT / "docs" / "static"
 SHOWN = ("C-013", "C-014", "C-026")  # holds; the opposite holds; preliminary, on a stand-in
 pytestmark = [pytest.mark.whole, pytest.mark.integration]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed: apt-get install chromium")
-    options = ["--no-sandbox", "--disable-gpu"]
-    with playwright.sync_playwright() as started:
-        yield started.chromium.launch(executable_path=chromium, args=options)
 
 
 @pytest.fixture(scope="module")

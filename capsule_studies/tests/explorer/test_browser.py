@@ -1,8 +1,6 @@
 """The page of the explorer in a browser."""
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +41,6 @@ def colour() -> Any:
 @pytest.fixture(scope="module")
 def digit(networks: list[Any]) -> torch.Tensor:
     return loaded(networks[0], "drawing").images[5]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed: apt-get install chromium")
-    options = ["--no-sandbox", "--disable-gpu"]
-    with playwright.sync_playwright() as started:
-        yield started.chromium.launch(executable_path=chromium, args=options)
 
 
 class Opened:
