@@ -7,7 +7,8 @@ import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,17 @@ def _write_report_of(name: str, runs: Path, folder: Path) -> None:
     """Write the report of a table about the run directories in ``runs``."""
     from capsule_lab.commands.tables import read_table
 
-    before = os.environ.get(protocol.RUNS)
-    os.environ[protocol.RUNS] = str(runs)
-    try:
+    with reading_runs_in(runs):
         write_report(read_table(name), folder)
+
+
+@contextmanager
+def reading_runs_in(folder: Path) -> Iterator[None]:
+    """Within, tables find the run directories in ``folder``."""
+    before = os.environ.get(protocol.RUNS)
+    os.environ[protocol.RUNS] = str(folder)
+    try:
+        yield
     finally:
         if before is None:
             del os.environ[protocol.RUNS]
