@@ -13,7 +13,7 @@ from capsule_lab import statistics
 from capsule_lab.analysis.axes import LINE, SIZE, add_heading, wrapped
 from capsule_lab.errors import printable
 from capsule_lab.tables.comparisons import Compared
-from capsule_lab.tables.summary import Entry, Mean, Point, intervals_are_over, panels
+from capsule_lab.tables.summary import Entry, Mean, Point, decimals, intervals_are_over, panels
 from capsule_lab.tables.terminal_formats import Row, Sheet, filled_columns
 
 HEADINGS = [
@@ -65,7 +65,7 @@ def cells_of(compared: Compared) -> list[str]:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.2f}" if abs(value) < 100 else f"{value:+,.0f}"
+    return decimals(value, sign="+") if abs(value) < 100 else f"{value:+,.0f}"
 
 
 def _number(value: float | None) -> str:

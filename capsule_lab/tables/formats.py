@@ -36,6 +36,7 @@ from capsule_lab.tables.summary import (
     Median,
     Run,
     best_runs,
+    decimals,
     intervals_are_over,
     runs_of,
     values_of,
@@ -78,7 +79,7 @@ def cells_of(entry: Entry) -> list[str]:
         str(published or ""),
         _with_size(ours, entry.partial_test(real=True)),
         ours.described_count if ours else "",
-        "" if entry.difference is None else f"{entry.difference:+.2f}",
+        "" if entry.difference is None else decimals(entry.difference, sign="+"),
         _with_size(standin, entry.partial_test(real=False)),
         standin.described_count if standin else "",
         "" if entry.minutes is None else f"{entry.minutes:.1f}",
@@ -279,9 +280,9 @@ def _with_half_width(entry: Entry, *, real: bool) -> str:
     if ours.by_fold:
         return _with_size(ours, partial_test)
     half = half_width(values_of(entry.runs_on(real=real)))
-    text = f"{ours.center:.2f}"
+    text = decimals(ours.center)
     if half is not None:
-        text += f" ± {half:.2f}"
+        text += f" ± {decimals(half)}"
     return _with_size(text, partial_test)
 
 
@@ -451,7 +452,9 @@ def _folds(entries: Sequence[Entry]) -> list[str]:
     for entry in entries:
         for kind, mean in (("", entry.ours), (", stand-in", entry.standin)):
             if isinstance(mean, Mean) and mean.by_fold:
-                folds = ", ".join(f"{fold}: {value:.2f}" for fold, value in mean.by_fold.items())
+                folds = ", ".join(
+                    f"{fold}: {decimals(value)}" for fold, value in mean.by_fold.items()
+                )
                 label = f"{entry.column.label}: folds of {entry.row.label}{kind}"
                 found.append(f"{label}: {folds}")
     if found:

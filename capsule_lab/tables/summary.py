@@ -130,8 +130,13 @@ class Mean:
         if self.interval is not None:
             low, high, over = self.interval
             runs = "" if self.by_fold else "one run; "
-            return f"{self.center:.2f} ({runs}{low:.2f} to {high:.2f} over {over})"
-        return f"{self.center:.2f}" if self.std is None else f"{self.center:.2f} ± {self.std:.3f}"
+            return (
+                f"{decimals(self.center)} ({runs}{decimals(low)} to {decimals(high)} over {over})"
+            )
+        if self.std is None:
+            return decimals(self.center)
+        spread = decimals(self.std) if _is_small(self.center) else f"{self.std:.3f}"
+        return f"{decimals(self.center)} ± {spread}"
 
     @property
     def described_count(self) -> str:
@@ -183,7 +188,20 @@ def as_reached(value: float) -> str:
     """Format a number for a table, without decimals from 100 on."""
     if math.isinf(value):
         return NOT_REACHED
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 100 else decimals(value)
+
+
+def decimals(value: float, *, sign: str = "") -> str:
+    """Format a number with two decimals; below 0.1, of which they would hide the size, with two significant digits.
+
+    Args:
+        sign: ``+`` shows the sign of positive numbers, too.
+    """
+    return f"{value:{sign}.2g}" if _is_small(value) else f"{value:{sign}.2f}"
+
+
+def _is_small(value: float) -> bool:
+    return 0 < abs(value) < 0.1
 
 
 @dataclass(frozen=True)

@@ -257,6 +257,8 @@ def test_remarks_name_commits_uncommitted_code_and_rows_with_identical_results(t
     [
         (Mean(0.254, 0.0049, 3), "0.25 ± 0.005"),
         (Mean(12.345, None, 1), "12.35"),
+        (Mean(0.00528, 0.000231, 3), "0.0053 ± 0.00023"),
+        (Mean(0.0, 0.0, 3), "0.00 ± 0.000"),
         (Published(mean=0.25, std=0.005), "0.25 ± 0.005"),
         (Published(mean=0.34, std=0.032), "0.34 ± 0.032"),
         (Published(mean=5.8), "5.8"),
