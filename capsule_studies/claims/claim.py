@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,15 @@ import yaml
 
 from capsule_lab.errors import CapsuleLabError, ConfigError, closest, printable
 from capsule_studies.claims.effects import Effect, effect_of
-from capsule_studies.claims.read import ROOT, read
+from capsule_studies.claims.measured import (
+    COUNT,
+    ratios_of,
+    record_of,
+    records_of,
+    recounted,
+    shown,
+)
+from capsule_studies.claims.read import ROOT, measured, read
 from capsule_studies.claims.recompute import archives_of, recomputed, runs_of
 from capsule_studies.claims.texts import interval, p_value, signed, title
 from capsule_studies.claims.verdicts import Judged, judged
@@ -36,7 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     """Recompute a claim, or train it; return the status of the process: 1 if a number is not the recorded one."""
     try:
         request = requested(arguments)
-        return _train(request) if request.train else _recompute(request.claim)
+        if request.train:
+            return _train(request)
+        claim = request.claim
+        return _measure(claim) if "ratios" in claim else _recompute(claim)
     except CapsuleLabError as error:
         sys.stderr.write(f"claim: {printable(str(error))}\n")
         return 2
@@ -56,7 +68,7 @@ def requested(arguments: Sequence[str]) -> Request:
             own[key] = yaml.safe_load(value)
         else:
             overrides.append(argument)
-    claims = {claim["id"]: claim for claim in read()}
+    claims = {claim["id"]: claim for claim in [*read(), *measured()]}
     name = str(own.get("id", ""))
     if name not in claims:
         nearest = closest(re.sub(r"\d+", lambda digits: digits[0].zfill(3), name), claims)
@@ -107,10 +119,38 @@ def _recompute(claim: dict[str, Any]) -> int:
     return 0 if agrees else 1
 
 
+def _measure(row: dict[str, Any]) -> int:
+    """Compute the ratios of a row again from its record, and count what is counted."""
+    lines = {row["id"]: row["claim"], "paper": f"{row['by']}: {row['published']}"}
+    agreements = []
+    for number, ratio in enumerate(ratios_of(row), start=1):
+        text = f"{ratio.name}: {shown(ratio)}"
+        if ratio.recorded is not None:
+            text += f"; recorded: {ratio.recorded:.3g} times"
+            agreements.append(math.isclose(ratio.value, ratio.recorded, rel_tol=_TOLERANCE))
+        lines[f"ratio {number}"] = text
+    if row["kind"] == COUNT:
+        for number, (network, counts) in enumerate(recounted(row).items(), start=1):
+            recorded, now = counts
+            lines[f"count {number}"] = f"{network}: {now:,} parameters; recorded: {recorded:,}"
+            agreements.append(now == recorded)
+    agrees = all(agreements)
+    lines["hardware"] = record_of(row).hardware or "any"
+    lines["agreement"] = ("yes" if agrees else "NO") if agreements else "the record has no ratios"
+    lines["files"] = ", ".join(["docs/claims.yaml", *records_of(row)])
+    _print(lines)
+    return 0 if agrees else 1
+
+
 def _train(request: Request) -> int:
     from capsule_studies.claims.retrain import new_seeds, parts_of, trained
 
     claim = request.claim
+    if "ratios" in claim:
+        raise ConfigError(
+            f"{claim['id']} has no runs to train; without train=true, its numbers are computed again from "
+            f"{' and '.join(records_of(claim))}"
+        )
     parts = parts_of(claim)
     seeds = request.seeds or tuple(new_seeds(parts))
     new = trained(claim, parts, seeds, request.overrides)

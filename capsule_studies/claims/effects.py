@@ -109,6 +109,13 @@ class Effect:
         """Return the p value of a difference of at least ``smallest`` in one direction."""
         return max(_p_of_less(test, smallest, direction) for test in self.tests)
 
+    def margin_as_g(self, claim: dict[str, Any]) -> float | None:
+        """Return the smallest difference that matters in the unit of ``hedges_g``."""
+        over_runs = self.over_runs or self.found
+        if over_runs.g_error is None:
+            return None
+        return float(claim["smallest"]) * over_runs.g_error / over_runs.error
+
     @property
     def hedges_g(self) -> float | None:
         """The difference in standard deviations of single runs, corrected for small samples."""

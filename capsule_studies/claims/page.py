@@ -8,9 +8,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from capsule_lab.errors import ConfigError
 from capsule_studies.claims import texts
 from capsule_studies.claims.effects import UNKNOWN, Effect, effect_of
 from capsule_studies.claims.figure import PAPERS, name_of
+from capsule_studies.claims.measured import (
+    BENCHMARK,
+    COUNT,
+    ratios_of,
+    record_of,
+    records_of,
+    shown,
+)
 from capsule_studies.claims.needs import needs
 from capsule_studies.claims.published import why_none
 from capsule_studies.claims.read import (
@@ -18,9 +27,12 @@ from capsule_studies.claims.read import (
     ROOT,
     abstract,
     changes,
+    margins,
+    measured,
     open_points,
     versions,
 )
+from capsule_studies.claims.recompute import files_of
 from capsule_studies.claims.verdicts import (
     CORRECTION,
     HOLDS,
@@ -64,6 +76,7 @@ direction of a verdict is corrected; its size is not.
   {changed}. {different} differences have p < 0.05 before any correction; {by_bh} of {rows} remain below a false
   discovery rate of 5 % (Benjamini and Hochberg).
 - **Standard errors** and their degrees of freedom are those of the report (Welch's, where deviations differ).
+- **Margin**: the smallest difference that would matter. Each proof has its size as Hedges' g, and where it comes from.
 - **n** is the number of seeds, or of pairs of runs with the same seed; "3 of 8" means that 8 were planned. Intervals
   cover other seeds; those of a bootstrap over clusters of images also cover other toys.
 - **g** is Hedges' g: the difference in standard deviations of single runs.
@@ -104,6 +117,13 @@ _B = """## Table B: controls and questions of ours
 claims for networks like these.
 """
 
+_MEASURED = """## Measured: cost
+
+These rows have no seeds, and so no interval, no test and no verdict. They are not counted.
+
+### Cost: parameters, time and memory
+"""
+
 _C = """## Table C: struck
 
 What is not counted and why, so that nobody adds it again.
@@ -134,6 +154,20 @@ a7db179c. After each reading, claims were removed, replaced or judged again, wit
 {open_points}
 """
 
+_REPEATS = {
+    COUNT: "counts again.",
+    BENCHMARK: "computes the ratios again from the record.",
+}
+_COLUMNS_OF_MEASURED = [
+    "id",
+    "claim",
+    "paper and its number",
+    "ours",
+    "hardware",
+    "record",
+    "command that repeats it",
+]
+
 _COLUMNS = [
     "id",
     "claim",
@@ -152,7 +186,8 @@ def page(every: list[Judged]) -> str:
     own = texts.in_table(every, "B")
     struck = texts.in_table(every, "C")
     changed = over_the_page(every).changed
-    proof = partial(_proof, over_page=changed)
+    proof = partial(_proof, over_page=changed, reasons=margins())
+    rows = measured()
     parts = [
         _head(every, of_papers),
         _overview(of_papers),
@@ -160,6 +195,9 @@ def page(every: list[Judged]) -> str:
         *_topics("A", of_papers, proof),
         _B.format(tests=len(own)),
         *_topics("B", own, proof),
+        _MEASURED,
+        _measured_rows(rows),
+        *map(_measured_proof, rows),
         _C.format(tests=len(struck)),
         _struck_rows(struck),
         *map(proof, struck),
@@ -394,14 +432,56 @@ def _removed_rows() -> str:
     return _table(rows)
 
 
-def _proof(each: Judged, over_page: dict[str, str]) -> str:
+def _measured_rows(rows: list[dict[str, Any]]) -> str:
+    table = [_COLUMNS_OF_MEASURED]
+    for row in rows:
+        name = row["id"]
+        ours = [f"{ratio.name}: {ratio.value:.3g} times" for ratio in ratios_of(row)]
+        records = [f"[{file}](../{file})" for file in records_of(row)]
+        cells = [
+            f"[{name}](#{name.lower()})",
+            row["claim"],
+            f"{row['by']}. {row['published']}",
+            "<br>".join(ours),
+            record_of(row).hardware or "any",
+            "<br>".join(records),
+            f"`make claim id={name}`",
+        ]
+        table.append(cells)
+    return _table(table)
+
+
+def _measured_proof(row: dict[str, Any]) -> str:
+    """Return the heading of a row about costs, and all its numbers, folded."""
+    lines = [
+        f"#### {row['id']}",
+        "",
+        f"<details><summary>{html.escape(row['claim'], quote=False)}</summary>",
+        "",
+        f"- Claimed by: {row['by']}: {row['published']}.",
+    ]
+    for ratio in ratios_of(row):
+        lines.append(f"- Ours, {ratio.name}: {shown(ratio)}.")
+    record = record_of(row)
+    if record.hardware:
+        lines.append(f"- Hardware: {record.hardware}; commit {record.commit}.")
+    lines += [
+        f"- Record: {row['record']}",
+        f"- Differences from the paper: {row['differs']}",
+        f"- Repeat: `make claim id={row['id']}` {_REPEATS[row['kind']]}",
+    ]
+    if "command" in row:
+        lines.append(f"- Measure again: `{row['command']}`")
+    return "\n".join([*lines, "", "</details>", ""])
+
+
+def _proof(each: Judged, over_page: dict[str, str], reasons: dict[tuple[str, str], str]) -> str:
     """Return the heading of a test, and what supports its verdict, folded.
 
-    ``over_page`` has the verdicts that a correction over the whole page would change.
+    ``over_page`` has the verdicts that a correction over the whole page would change; ``reasons`` is ``margins()``.
     """
     claim = each.claim
     predicted = {"less": "smaller", "more": "larger"}[claim["expects"]]
-    matters = f"{claim['smallest']:g} {claim['unit']}"
     name = html.escape(texts.title(each), quote=False)
     lines = [
         f"#### {claim['id']}",
@@ -409,7 +489,8 @@ def _proof(each: Judged, over_page: dict[str, str]) -> str:
         f"<details><summary>{name} {_label_of(each)}</summary>",
         "",
         f"- Claimed by: {claim['by']}.",
-        f"- Test: {claim['test']} The claim predicts a {predicted} value; {matters} would matter.",
+        f"- Test: {claim['test']} The claim predicts a {predicted} value.",
+        f"- Margin: {_margin(each, reasons)}.",
         f"- Statistics: {_statistics(each)}.",
     ]
     if "network" in claim:
@@ -441,6 +522,21 @@ def _proof(each: Judged, over_page: dict[str, str]) -> str:
     if claim.get("figure") and each.verdict in (HOLDS, OPEN, SMALL):
         lines += [f"![{texts.title(each)}](../results/{claim['figure']})", ""]
     return "\n".join([*lines, "</details>", ""])
+
+
+def _margin(each: Judged, reasons: dict[tuple[str, str], str]) -> str:
+    """Return the smallest difference that would matter, and who set it from what."""
+    claim = each.claim
+    table, *_ = files_of(claim)
+    margin = f"{claim['smallest']:g} {claim['unit']}"
+    if (table, margin) not in reasons:
+        raise ConfigError(
+            f"{claim['id']}: {margin} would matter in {table}, and docs/claims.yaml, section margins, has no reason; "
+            "write down who set it, and from what"
+        )
+    as_g = each.effect.margin_as_g(claim)
+    size = "" if as_g is None else f" (g = {as_g:.2g})"
+    return f"{margin}{size} would matter, {reasons[table, margin]}"
 
 
 def _statistics(each: Judged) -> str:

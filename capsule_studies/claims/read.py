@@ -28,6 +28,20 @@ def read(*, pending: bool = False) -> list[dict[str, Any]]:
     return [claim for claim in claims if claim.get("pending", False) is pending]
 
 
+def measured() -> list[dict[str, Any]]:
+    """Return the rows about costs, which have no seeds; see ``measured.py``."""
+    return _section("measured")
+
+
+def margins() -> dict[tuple[str, str], str]:
+    """Return why a difference matters, by table and difference: ``("routing_pays", "0.1 points")``."""
+    reasons = {}
+    for each in _section("margins"):
+        for table in each["tables"]:
+            reasons[table, each["margin"]] = each["reason"]
+    return reasons
+
+
 def changes() -> list[dict[str, str]]:
     """Return the verdicts that changed after results were known."""
     return _section("changed")

@@ -30,7 +30,7 @@ OF_TWO_TABLES = "C-004"
     [
         (
             ["id=C-9"],
-            "id=C-9 does not exist; did you mean C-009? docs/claims.md has C-001 to C-087",
+            "id=C-9 does not exist; did you mean C-009? docs/claims.md has C-001 to C-090",
         ),
         (["id=c-012"], "id=c-012 does not exist; did you mean C-012?"),
         ([], "id= does not exist; docs/claims.md has C-001"),

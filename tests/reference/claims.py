@@ -2,10 +2,13 @@
 
 It reads docs/claims.yaml, the runs in results/, results/plans.csv, and of the comparisons only which rows they compare.
 Bootstraps over test toys are taken from the comparisons, because they need the predictions of every network.
+
+Costs have no verdict: ``ratios`` reads them from their records, and ``parameters`` counts by the sizes of the papers.
 """
 
 import csv
 import functools
+import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -326,3 +329,53 @@ def planned_measure(claim: dict[str, Any]) -> tuple[bool, bool]:
             significant = float(line["p_holm"]) < LEVEL
             return significant and towards > 0, significant and towards < 0
     raise LookupError(planned["name"])
+
+
+def ratios() -> dict[str, dict[str, float]]:
+    """Divide the first by the second number of every measured cost, by id and name."""
+    found: dict[str, dict[str, float]] = {}
+    for row in yaml.safe_load((ROOT / "docs" / "claims.yaml").read_text())["measured"]:
+        of_row = found.setdefault(row["id"], {})
+        for asked in row["ratios"]:
+            lines = records(asked.get("file", row.get("file")))
+            value = asked.get("value", row.get("value"))
+            first, second = (number_in(lines, asked[side], value) for side in ("first", "second"))
+            of_row[asked["name"]] = first / second
+    return found
+
+
+def records(file: str) -> list[dict[str, Any]]:
+    if file.endswith(".csv"):
+        return [*lines_of(file)]
+    rows: list[dict[str, Any]] = json.loads((RESULTS / file).read_text())["rows"]
+    return rows
+
+
+def number_in(lines: list[dict[str, Any]], where: Line, value: str) -> float:
+    (found,) = [
+        line
+        for line in lines
+        if line.get(value) and all(line.get(key) == wanted for key, wanted in where.items())
+    ]
+    return float(found[value])
+
+
+def parameters() -> dict[str, int]:
+    """Count weights and biases for images of 28x28 pixels and ten classes of 16 components, layer by layer."""
+    decoder = (160 + 1) * 512 + (512 + 1) * 1024 + (1024 + 1) * 784
+    # Sabour 2017: 6x6 positions of 32 types, with one bias of each component of a class as in the authors' code
+    convolutions = (9 * 9 * 1 + 1) * 256 + (9 * 9 * 256 + 1) * 256
+    capsnet = convolutions + 6 * 6 * 32 * 8 * 10 * 16 + 10 * 16
+    # Mazzia 2021: four normalised convolutions, a depthwise one, 16 children with a prior for each parent
+    widths = [1, 32, 64, 64, 128]
+    kernels = [5, 3, 3, 3]
+    efficient = (9 * 9 + 1) * 128 + 16 * 8 * 10 * 16 + 16 * 10
+    for number, kernel in enumerate(kernels):
+        children, parents = widths[number], widths[number + 1]
+        efficient += (kernel * kernel * children + 1) * parents + 2 * parents
+    return {
+        "CapsNet": capsnet + decoder,
+        "CapsNet, no decoder": capsnet,
+        "Efficient-CapsNet": efficient + decoder,
+        "Efficient-CapsNet, no decoder": efficient,
+    }
