@@ -41,6 +41,7 @@ _HASHED_WHEN_SET: dict[str, Any] = {
     "data.groups": None,
     "data.labels": None,
     "data.sampling": None,
+    "model.pooled_coordinates": False,
     "module.class_weights": None,
     "train.freeze": None,
     "train.start_from": None,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number, check_sizes, check_widths
 from capsule_lab.layers import Decoder
+from capsule_lab.layers.coordinates import AppendedCoordinates
 from capsule_lab.layers.primary import Padding
 from capsule_lab.networks.base import (
     AbstractNetwork,
@@ -131,6 +132,8 @@ class SmallCNN(AbstractCNN):
         pooled: number of features of a 1x1 convolution with batch normalisation and ReLU, averaged over the image
             before the linear layer; ``None`` for no such layer. It makes the network a control for ``EMCaps`` with
             ``stem="conv3"``, which has as many primary capsule numbers and also averages over the image.
+        pooled_coordinates: give that convolution the row and the column of every position, too: a control for the
+            coordinates that ``EMCaps`` adds to its votes.
     """
 
     def __init__(
@@ -143,9 +146,14 @@ class SmallCNN(AbstractCNN):
         dropout: float = 0.3,
         batch_norm: bool = True,
         pooled: int | None = None,
+        pooled_coordinates: bool = False,
     ) -> None:
         super().__init__()
         check_number("dropout", dropout, 0, below=1)
+        if pooled_coordinates and pooled is None:
+            raise ValueError(
+                "pooled_coordinates needs the convolution of pooled; expected pooled above 0"
+            )
         check_widths("SmallCNN", channels=channels, kernel_sizes=kernel_sizes)
         if len(kernel_sizes) != len(channels) or any(size % 2 == 0 for size in kernel_sizes):
             raise ValueError(
@@ -168,6 +176,9 @@ class SmallCNN(AbstractCNN):
             height = (height + 1) // 2
             width = (width + 1) // 2
         numbers = inputs * height * width
+        if pooled_coordinates:
+            features.append(AppendedCoordinates((height, width)))
+            inputs += 2  # row and column
         if pooled is not None:
             features += [
                 nn.Conv2d(inputs, pooled, 1, bias=False),

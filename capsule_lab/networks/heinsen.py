@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from capsule_lab.errors import check_sizes, check_widths
 from capsule_lab.layers import ClassCapsules, ComposedPrimaryCapsules
+from capsule_lab.layers.coordinates import AppendedCoordinates
 from capsule_lab.networks.base import AbstractCapsuleNetwork, with_options
 from capsule_lab.routing import HeinsenRouting, RoutingFactory
 from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
@@ -44,8 +44,6 @@ class HeinsenNet(AbstractCapsuleNetwork):
     >>> sum(p.numel() for p in network.parameters())
     271688
     """
-
-    coordinates: Tensor
 
     def __init__(
         self,
@@ -98,17 +96,13 @@ class HeinsenNet(AbstractCapsuleNetwork):
         self.classes = ClassCapsules(1, parts, dim, num_classes, dim, routing=last, rows=pose_size)
         for capsules in (self.parts, self.classes):
             nn.init.normal_(capsules.weight, std=1 / pose_size)  # official code
-        # Heinsen 2019, section 4
-        axes = [torch.linspace(-1, 1, side) for side in self.image_shape[1:]]
-        coordinates = torch.stack(torch.meshgrid(*axes, indexing="ij"))
-        self.register_buffer("coordinates", coordinates, persistent=False)
+        self.with_coordinates = AppendedCoordinates(self.image_shape[1:])
 
     def forward(
         self, images: ImageBatch, *, on_iteration: OnIteration | None = None
     ) -> CapsuleOutput:
         self.check_images(images)
-        coordinates = self.coordinates.to(images.dtype).expand(images.shape[0], -1, -1, -1)
-        capsules = self.primary(self.features(torch.cat([images, coordinates], 1)))  # [b i c]
+        capsules = self.primary(self.features(self.with_coordinates(images)))  # [b i c]
         parts = self.parts(*capsules[:2])
         classes = self.classes(*parts[:2], on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from capsule_lab.networks import BaselineCNN, EfficientCapsNet, MatchedCNN
+from capsule_lab.networks import BaselineCNN, EfficientCapsNet, MatchedCNN, SmallCNN
 from tests.helpers.closeness import assert_close
 from tests.helpers.networks import count, pictures
 
@@ -105,3 +105,17 @@ def test_control_of_efficient_capsnet_has_its_convolutions_and_its_size() -> Non
     drawn = control.reconstruct(output, classes)
     mask = nn.functional.one_hot(classes, 10).double()
     torch.testing.assert_close(drawn, control.decoder(units, mask))
+
+
+def test_pooled_features_see_the_position() -> None:
+    """A mean over positions of features without coordinates is the same for exchanged positions."""
+    options = {"channels": (3,), "kernel_sizes": (1,), "dropout": 0.0, "pooled": 7}
+    images = pictures(2, (1, 8, 8))
+    exchanged = images.flip(2, 3).roll(
+        (1, 1), (2, 3)
+    )  # a stride of 2 sees the same pixels elsewhere
+    for sees_position in (False, True):
+        torch.manual_seed(0)
+        network = SmallCNN((1, 8, 8), 4, pooled_coordinates=sees_position, **options).eval()
+        same = torch.allclose(network(images).scores, network(exchanged).scores, atol=1e-6)
+        assert same is not sees_position

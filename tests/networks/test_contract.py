@@ -164,6 +164,7 @@ def test_every_parameter_of_a_preset_gets_a_gradient(name: str) -> None:
         # Sabour 2017, section 5.2
         ("cnn_multimnist", ["model.padding=valid"], "affNIST", 12_767_498),
         ("cnn_pooled", [], "smallNORB", 76_533),
+        ("cnn_pooled", ["model.pooled_coordinates=true"], "smallNORB", 77_077),  # 2 x 272 more
         ("em_caps_small", [], "MNIST", 68_308),
         ("em_caps", ["model.decoder=[512,1024]", "module=capsnet"], "smallNORB", 2_742_442),
         ("heinsen", [], "smallNORB, 48 pixels", 271_688),
@@ -535,9 +536,11 @@ PARTS: dict[str, Any] = {
             "dropout": 0.1,
             "batch_norm": False,
             "pooled": 7,
+            "pooled_coordinates": True,
         },
         [],
         [
+            ({"pooled_coordinates": True}, "pooled_coordinates needs the convolution of pooled"),
             (
                 {"kernel_sizes": (4, 3)},
                 "kernel_sizes are [4, 3]; expected 2 odd sizes, as channels",
