@@ -536,7 +536,7 @@ PARTS: dict[str, Any] = {
             "dropout": 0.1,
             "batch_norm": False,
             "pooled": 7,
-            "pooled_coordinates": True,
+            "pooled_coordinates": {"pooled": 7, "pooled_coordinates": True},
         },
         [],
         [
