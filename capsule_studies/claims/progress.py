@@ -29,6 +29,8 @@ HOURS = {
     "mitterreiter2023_depth": 8,
     "few_labels_controls": 3,
     "sabour2017_inside": 4,
+    "sabour2017_logits": 2,
+    "routing_controls": 3,
 }
 """Hours of one core that the plan estimated for its tables, in the order of the plan."""
 START, END = "<!-- written by capsule_studies.claims.progress -->\n", "<!-- end -->"
