@@ -183,16 +183,23 @@ def training_curves(metrics: Path) -> Figure:
 
 
 def curves_of_runs(metrics: Mapping[str, Path]) -> Figure:
-    """Draw loss and error of several runs, by name, against the step: training dashed, validation solid."""
+    """Draw loss and error of several runs, by name, against the step: training dashed, validation solid.
+
+    The legend is below the figure, because that of twenty seeds is higher than a panel.
+    """
     figure, axes = _loss_and_error()
     for number, (name, file) in enumerate(metrics.items()):
         table = read_curves(file)
+        colour = look(number)["color"]
         for axis, quantity in zip(axes, QUANTITIES, strict=True):
             validated = f"val/{quantity}" in table
-            _draw(axis, table, f"train/{quantity}", f"C{number % 10}--", "" if validated else name)
-            _draw(axis, table, f"val/{quantity}", f"C{number % 10}o-", name)
+            trained = "" if validated else name
+            _draw(axis, table, f"train/{quantity}", "--", trained, color=colour)
+            _draw(axis, table, f"val/{quantity}", "o-", name, color=colour)
     for axis in axes:
-        _finish(axis)
+        _widen_around_points(axis)
+    if any(axis.get_legend_handles_labels()[0] for axis in axes):
+        legend_below(figure)
     return figure
 
 
@@ -258,18 +265,25 @@ def _loss_and_error() -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def _draw(axis: Axes, table: Curves, name: str, style: str, label: str, alpha: float = 1.0) -> None:
+def _draw(axis: Axes, table: Curves, name: str, style: str, label: str, **more: Any) -> None:
     rows = finite_rows(table, name)
     if rows.empty:
         return
     steps = rows["step"] + 1
-    (line,) = axis.plot(steps, rows[name], style, markersize=3, label=label, alpha=alpha)
+    (line,) = axis.plot(steps, rows[name], style, markersize=3, label=label, **more)
     if len(steps) == 1:
         line.set_marker("o")  # a line of one point is invisible
 
 
 def _finish(axis: Axes) -> None:
-    """Add a legend; if no curve has more than one point, add markers and widen the axes around the points."""
+    """Add a legend, and make single points visible."""
+    _widen_around_points(axis)
+    if axis.get_legend_handles_labels()[0]:  # matplotlib warns if nothing was drawn
+        axis.legend()
+
+
+def _widen_around_points(axis: Axes) -> None:
+    """If no curve has more than one point, add markers and widen the axes around the points."""
     points = [np.asarray(line.get_xydata()) for line in axis.lines]
     if points and max(len(each) for each in points) == 1:
         steps, values = np.concatenate(points).T
@@ -278,5 +292,3 @@ def _finish(axis: Axes) -> None:
             axis.set_ylim(values.min() / 2, 1.25 * values.max())
         for line in axis.lines:
             line.set(marker="o", markersize=6)
-    if axis.get_legend_handles_labels()[0]:  # matplotlib warns if nothing was drawn
-        axis.legend()

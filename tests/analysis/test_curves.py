@@ -48,7 +48,7 @@ def test_run_without_curves_is_left_out(metrics: Path) -> None:
     assert [*figures] == ["curves"]
     missing = metrics.with_name("missing.csv")
     figure = curves.curves_of_runs({"whole": metrics, "missing": missing})
-    legend = figure.axes[0].get_legend()
+    (legend,) = figure.legends
     labels = [text.get_text() for text in legend.get_texts()]
     assert labels == ["whole"]
 
@@ -107,3 +107,14 @@ def test_numbers_and_columns_that_cannot_be_drawn_are_left_out(tmp_path: Path, r
     (tmp_path / "metrics.csv").write_text(rows)
     for name, figure in curves.figures(tmp_path / "metrics.csv"):
         save_figure(figure, tmp_path / f"{name}.png")
+
+
+def test_curves_of_many_seeds_leave_room_for_the_panels(metrics: Path) -> None:
+    """The legend of twenty seeds covered the panels, whose layout was given up."""
+    figure = curves.curves_of_runs({f"seed {number}": metrics for number in range(20)})
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 20
+    top = legend.get_window_extent().y1
+    for axis in figure.axes:
+        assert axis.get_window_extent().y0 > top
