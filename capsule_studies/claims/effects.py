@@ -135,7 +135,7 @@ def sign(claim: dict[str, Any]) -> int:
 def effect_of(claim: dict[str, Any], folder: Path = RESULTS) -> Effect:
     """Compute the effect of a claim from the records in a folder, which has the files that a report writes."""
     if "comparison" in claim:
-        return _of_report(folder, claim["comparison"])
+        return _of_report(folder, claim)
     first = _sample(claim["first"], folder)
     paired = claim.get("paired", False)
     other = None
@@ -190,7 +190,8 @@ def line_of(
     return frame, chosen.iloc[0]
 
 
-def _of_report(folder: Path, source: dict[str, str]) -> Effect:
+def _of_report(folder: Path, claim: dict[str, Any]) -> Effect:
+    source = claim["comparison"]
     file = source["file"]
     frame, line = line_of(folder, **source)
     found = _difference(line)
@@ -199,14 +200,20 @@ def _of_report(folder: Path, source: dict[str, str]) -> Effect:
     first = _values(runs)
     second = _values(_runs_of_line(folder, file, line, "second"))
     means = first.mean(), second.mean()
+    plan = _plan(file, frame, line)
     other = None
-    if line["first"] != line["second"] and "t-test" in line["test"]:
+    if "pairing" in claim:
+        if plan.label != PLANNED:
+            raise ValueError(
+                f"{claim['id']} has a reason for its pairing and no plan; expected a planned comparison"
+            )
+    elif line["first"] != line["second"] and "t-test" in line["test"]:
         other = _other_test(first, second, paired=paired)
     return Effect(
         found,
         paired,
         line["source"] == "real",
-        _plan(file, frame, line),
+        plan,
         other,
         float(line["p_holm"]),
         _compared(first, second, paired=paired),

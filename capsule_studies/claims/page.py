@@ -493,6 +493,8 @@ def _proof(each: Judged, over_page: dict[str, str], reasons: dict[tuple[str, str
         f"- Margin: {_margin(each, reasons)}.",
         f"- Statistics: {_statistics(each)}.",
     ]
+    if "pairing" in claim:
+        lines.append(f"- Pairing, by the plan: {claim['pairing']}.")
     if "network" in claim:
         lines.append(f"- Network: {claim['network']}.")
     if "caveat" in claim:

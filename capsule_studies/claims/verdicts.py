@@ -46,7 +46,8 @@ CORRECTION = (
     "planned comparisons, the family is that of their table, separately for real data and a stand-in: n comparisons "
     "have 3 n tests, whether they are claims or not; a test that is not made counts with p = 1. All other claims are "
     "one family. Where two kinds of networks have the same seeds, the paired test and Welch's are both made, and the "
-    "larger p counts; the interval is that of the table's test."
+    "larger p counts, unless the plan of the table says why seeds pair, or why not; the interval is that of the "
+    "table's test."
 )
 FEWEST = 5  # ours: with fewer runs, an interval depends more on the assumed distribution
 

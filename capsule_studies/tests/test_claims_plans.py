@@ -329,3 +329,15 @@ def test_a_planned_test_that_was_not_made_counts_with_p_1(
     family_p = effects.effect_of({"comparison": chosen}).plan.family_p
     assert len(family_p) == planned
     assert [*family_p.values()].count(1) == planned - made
+
+
+def test_the_test_of_a_plan_that_gives_a_reason_is_the_only_one() -> None:
+    """Without a reason, seeds that could pair or not are compared both ways; a reason needs a plan."""
+    planned = {"id": "C-096", "comparison": {"file": "few_labels_controls", "name": "capsules"}}
+    later = {"id": "C-100", "comparison": {"file": "few_labels_controls", "name": "couplings"}}
+    reason = "a seed draws the labels"
+    assert effects.effect_of(planned).other is not None
+    assert effects.effect_of({**planned, "pairing": reason}).other is None
+    assert effects.effect_of(later).other is not None
+    with pytest.raises(ValueError, match="C-100 has a reason for its pairing and no plan"):
+        effects.effect_of({**later, "pairing": reason})

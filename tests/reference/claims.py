@@ -100,7 +100,7 @@ def lines_of(file: str) -> list[Line]:
 
 def sides_of(claim: dict[str, Any]) -> Sides:
     if "comparison" in claim:
-        return sides_of_comparison(claim["comparison"])
+        return sides_of_comparison(claim["comparison"], by_plan="pairing" in claim)
     first = sample_of(claim["first"])
     if not isinstance(claim["second"], dict):
         constant = dict.fromkeys(first, float(claim["second"]))
@@ -114,7 +114,7 @@ def sides_of(claim: dict[str, Any]) -> Sides:
     )
 
 
-def sides_of_comparison(asked: dict[str, str]) -> Sides:
+def sides_of_comparison(asked: dict[str, str], *, by_plan: bool) -> Sides:
     chosen = []
     for number, line in enumerate(lines_of(f"{asked['file']}_comparisons.csv")):
         is_asked = (
@@ -137,7 +137,7 @@ def sides_of_comparison(asked: dict[str, str]) -> Sides:
     found = compared(
         *samples,
         pairs=line["test"].startswith("paired"),
-        both=line["first"] != line["second"],
+        both=line["first"] != line["second"] and not by_plan,
     )
     return found._replace(family=family, line=number)
 
