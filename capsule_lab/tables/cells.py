@@ -271,8 +271,10 @@ class TrainingCell(Cell):
     def _read(self) -> tuple[Path, dict[str, Any]] | None:
         if not self.directories:
             return None
+        # of another seed, because copying the configuration takes longer than reading the run
+        config = self.composed.config
         return runs.select_run.finished_run(
-            self.config, self.fingerprint, any_precision=self.any_precision
+            config, self.fingerprint, any_precision=self.any_precision
         )
 
     def value(self, metric: str) -> float | None:
