@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
-from capsule_lab.commands import load
+from capsule_lab.commands import compose
 from capsule_lab.config import build
 from capsule_lab.config.folders import head, option_files, options_of
-from capsule_lab.tables import expand
 from tests.helpers.records import RESULTS, TRAIN, today, trainings
 
 TOLERANCE = 0.1
@@ -182,12 +181,9 @@ def _of_benchmark() -> Iterator[tuple[Network, Speed]]:
         yield network, Speed(_BENCHMARK, 2, seconds)
 
 
-_COMPOSED: expand.Composed = {}
-
-
+@functools.cache
 def _composed(overrides: tuple[str, ...]) -> DictConfig:
-    """Compose as a table does: commands share the compositions of their groups."""
-    return expand._composed(load("train"), (*overrides, "data.source=standin"), _COMPOSED).config
+    return compose("train", [*overrides, "data.source=standin"])
 
 
 _NETWORKS: dict[int, Network] = {}
