@@ -128,6 +128,7 @@ def test_options_choose_images_and_classes(
         assert row_names(sheet) == [f"dimension {n}" for n in range(4)]
 
 
+@pytest.mark.whole
 def test_class_without_held_out_images_is_refused(cli: Cli, a_copy: Path) -> None:
     ended = cli("figures", f"run={a_copy}", "sheet_classes=[11]")
     expected = "sheet_classes contains 11; expected classes of the held-out images: 0, 1, 2"

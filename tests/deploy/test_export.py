@@ -129,6 +129,7 @@ def test_another_program_is_refused(
     assert backends_of(run.network) == {"auto"}, "put back"
 
 
+@pytest.mark.whole
 def test_a_fixed_batch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fixed(CapsNet):
         def forward(self, images: Any, **options: Any) -> Any:

@@ -198,6 +198,7 @@ def test_precision_is_that_of_the_computation(
     assert seen
 
 
+@pytest.mark.whole
 def test_float16_on_a_cpu_is_recorded_as_the_bfloat16_that_is_used(
     tiny: Tiny, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -95,6 +95,7 @@ def test_components_that_are_attributes_explain_them_and_rotated_ones_do_not(
     assert on_axes["axis_gain"] == pytest.approx(gain)
 
 
+@pytest.mark.whole
 def test_rotated_control_does_not_depend_on_the_axes() -> None:
     options = {"rotations": 200}
     on_axes = attributes(asked(AXES), **options).numbers
@@ -121,6 +122,7 @@ def test_rows_contain_the_correlation_of_each_component(answer: Answer) -> None:
     assert answer.numbers["slant/explained_by_components"] == pytest.approx(slants.mean())
 
 
+@pytest.mark.whole
 def test_standardised_pixels_give_the_same_numbers() -> None:
     plain = attributes(asked(AXES), rotations=2).numbers
     standardised = attributes(asked(AXES, contrast=3.0), rotations=2).numbers
