@@ -26,7 +26,7 @@ from tests.helpers.commands import (
     Ended,
     Trained,
 )
-from tests.helpers.compositions import composed_from_parts
+from tests.helpers.compositions import composed_from_parts, folder_of_these_sources
 from tests.helpers.extensions import HAS_STUDIES, OF_STUDIES
 
 WITHOUT_FILES = {"kernels", "layers", "networks", "reference", "routing"}
@@ -122,7 +122,10 @@ def pytest_configure(config: pytest.Config) -> None:
     jaxtyping.jaxtyped = _decorated_where_shapes_are_checked(jaxtyping.jaxtyped)
     end_time = time.monotonic() + (config.option.seconds or math.inf)
     config.stash[END_TIME] = getattr(config, "workerinput", {}).get("end_time", end_time)
-    parts = composed_from_parts()
+    folder = None
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        folder = folder_of_these_sources(config.cache.mkdir("compositions"))
+    parts = composed_from_parts(folder)
     parts.__enter__()
     config.add_cleanup(lambda: parts.__exit__(None, None, None))
 

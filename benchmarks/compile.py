@@ -65,7 +65,7 @@ class Report(NamedTuple):
         seconds: processor time; 0 if an earlier layer has compiled it.
         layouts: share of the stage that assigns layouts, Triton's ``ttgir``, in the time.
         registers, spilled, shared: registers of a thread, bytes of its stack, bytes of shared memory of a program.
-        instructions: number of each in the machine code.
+        code: the machine code.
     """
 
     kernel: str
@@ -74,7 +74,12 @@ class Report(NamedTuple):
     registers: int
     spilled: int
     shared: int
-    instructions: Counter[str]
+    code: bytes
+
+    @property
+    def instructions(self) -> Counter[str]:
+        """Number of each in the machine code, which is disassembled each time."""
+        return instructions_of(self.code)
 
 
 class Driver:
@@ -145,7 +150,7 @@ def compile_for_hopper(kernel: Any, *arguments: Any, **constants: Any) -> Report
         registers=used["REG"],
         spilled=used["STACK"],
         shared=used["SHARED"],
-        instructions=instructions_of(code),
+        code=code,
     )
 
 
@@ -263,7 +268,8 @@ def main() -> None:
 
 
 def _print(layer: str, report: Report) -> None:
-    instructions = report.instructions.total()
+    instructions = report.instructions
+    total = instructions.total()
     seconds, layouts = "shared", ""
     if report.seconds:
         seconds = f"{report.seconds:.2f}"
@@ -276,9 +282,9 @@ def _print(layer: str, report: Report) -> None:
         report.registers,
         report.spilled,
         report.shared,
-        instructions,
-        f"{report.instructions['FFMA'] / instructions:.0%}",
-        f"{report.instructions['HMMA'] / instructions:.0%}",
+        total,
+        f"{instructions['FFMA'] / total:.0%}",
+        f"{instructions['HMMA'] / total:.0%}",
     ]
     sys.stdout.write(LINE.format(*cells))
     sys.stdout.flush()

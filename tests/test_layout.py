@@ -69,6 +69,11 @@ def texts(file: Path) -> Iterator[str]:
             yield node.value
 
 
+@functools.cache
+def names_of_commands() -> set[str]:
+    return {*commands.names()} - OTHER_MEANINGS.keys()
+
+
 def upper_names(text: str, own_floor: int) -> list[str]:
     """What a text of a module on this floor names above it."""
     above = []
@@ -78,7 +83,7 @@ def upper_names(text: str, own_floor: int) -> list[str]:
             above.append(name)
     if own_floor > floors()["capsule_lab.commands"]:
         words = {text, *re.findall(r"\b(?:attack|analyse|explorer)\b", text)}
-        above += words & {*commands.names()} - OTHER_MEANINGS.keys()
+        above += words & names_of_commands()
     return sorted(above)
 
 

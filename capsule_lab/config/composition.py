@@ -6,6 +6,7 @@ Only this file uses the undocumented ``GlobalHydra.hydra`` of Hydra 1.3.
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,12 @@ def store_options(command: Command) -> None:
     for key, option in command.own_options.items():
         OmegaConf.update(node, key, option.default)
     ConfigStore.instance().store(name=f"{command.name}_options", node=node)
+
+
+def copied(config: DictConfig) -> DictConfig:
+    """Return a copy; ``config.copy()`` takes four times as long, and a table copies hundreds of configurations."""
+    copy: DictConfig = pickle.loads(pickle.dumps(config))  # noqa: S301 - of this process
+    return copy
 
 
 def to_container(config: DictConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
-from capsule_lab.config.composition import to_container
+from capsule_lab.config.composition import copied, to_container
 from capsule_lab.config.declaration import Command
 from capsule_lab.config.overrides import search_override
 from capsule_lab.errors import TableError
@@ -39,13 +39,13 @@ class SeededConfig:
 
     def __init__(self, config: DictConfig) -> None:
         self.config = config
-        self._seeded = config.copy()
+        self._seeded = copied(config)
         self._first = self._resolved(0)
         self._keys = list(_differing(self._first, self._resolved(1)))
 
     def with_seed(self, seed: int) -> DictConfig:
         """Return a copy of the configuration with this seed."""
-        config = self.config.copy()
+        config = copied(self.config)
         config.seed = seed
         return config
 
@@ -271,8 +271,9 @@ class TrainingCell(Cell):
     def _read(self) -> tuple[Path, dict[str, Any]] | None:
         if not self.directories:
             return None
+        config = self.composed.config  # of any seed: data and precision do not depend on it
         return runs.select_run.finished_run(
-            self.config, self.fingerprint, any_precision=self.any_precision
+            config, self.fingerprint, any_precision=self.any_precision
         )
 
     def value(self, metric: str) -> float | None:

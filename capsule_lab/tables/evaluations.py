@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from capsule_lab import runs
 from capsule_lab.config.compose import compose
+from capsule_lab.config.composition import copied
 from capsule_lab.config.declaration import Command
 from capsule_lab.config.overrides import quoted
 from capsule_lab.runs.trust import packages_of
@@ -83,7 +84,7 @@ def verify(training: DictConfig, command: Command, overrides: Sequence[str]) -> 
     """
     of_files = tuple(f"{key}=" for key in ("ckpt", *command.other_weights))  # differ by seed
     others = tuple(override for override in overrides if not override.startswith(of_files))
-    config = _composed(command, others).copy()
+    config = copied(_composed(command, others))
     data_options = config.get("data") or {}
     if "_target_" not in data_options:
         # no struct flag: `check` reports unknown keys

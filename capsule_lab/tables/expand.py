@@ -17,6 +17,7 @@ from rich.progress import track
 from capsule_lab import runs
 from capsule_lab.config.check_options import check_options
 from capsule_lab.config.compose import compose
+from capsule_lab.config.composition import copied
 from capsule_lab.config.declaration import Command
 from capsule_lab.config.folders import groups
 from capsule_lab.config.messages import user_message
@@ -173,7 +174,7 @@ def _with_values(
     if not values or any(override.startswith(("+", "~")) for override in chosen):
         return None
     try:
-        config = _composed(training, chosen, composed).config.copy()
+        config = copied(_composed(training, chosen, composed).config)
         for override in OverridesParser.create().parse_overrides(values):
             OmegaConf.update(config, override.key_or_group, override.value())
         check_options(config, training)

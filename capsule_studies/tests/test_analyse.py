@@ -54,7 +54,8 @@ def test_record_rows_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Pat
     assert own != untrained
 
 
-@pytest.mark.parametrize("value", [float("nan"), pytest.param(1e38, marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("value", [float("nan"), 1e38])
 def test_scores_that_are_not_finite_are_refused_and_nothing_is_written(
     cli: Cli, a_copy: Path, value: float
 ) -> None:

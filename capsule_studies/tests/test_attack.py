@@ -119,6 +119,7 @@ def test_strengths_by_default_and_no_checks_of_what_follows_no_gradient(
     assert result["checks"] == [], "they are about gradients"
 
 
+@pytest.mark.whole
 def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> None:
     options = ["attack=noise", "epsilons=[0.1]", "+data.eval_images=30"]
     few = attacked(a_copy, *options, "images=20").result

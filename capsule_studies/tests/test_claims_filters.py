@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from capsule_studies.claims import page, read
-from capsule_studies.claims.verdicts import judged
+from capsule_studies.tests.judged_claims import JUDGED
 
 STATIC = read.ROOT / "docs" / "static"
 SHOWN = ("C-013", "C-014", "C-026")  # holds; the opposite holds; preliminary, on a stand-in
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.integration]
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with a row and a folded proof of three tests, in a section of each."""
-    labels = {each.claim["id"]: page._label_of(each) for each in judged(read.read())}
+    labels = {each.claim["id"]: page._label_of(each) for each in JUDGED}
     parts = []
     for name in SHOWN:
         label = labels[name]

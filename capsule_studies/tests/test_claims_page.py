@@ -36,11 +36,10 @@ from capsule_studies.claims.verdicts import (
     judged,
     survivors,
 )  # fmt: skip
+from capsule_studies.tests.judged_claims import CLAIMS, JUDGED
 from tests.helpers.quoted_numbers import RESULTS
 from tests.reference.claims import verdicts
 
-CLAIMS = read.read()
-JUDGED = judged(CLAIMS)
 KEYS = {
     "topic",
     "claim",

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from capsule_studies.claims import effects, plans, texts
-from capsule_studies.claims.read import read
-from capsule_studies.claims.verdicts import Judged, judged
+from capsule_studies.claims.verdicts import Judged
+from capsule_studies.tests.judged_claims import JUDGED
 from tests.helpers.quoted_numbers import RESULTS
 
 TABLE: dict[str, Any] = yaml.safe_load("""
@@ -292,14 +292,14 @@ def _recorded() -> pd.DataFrame:
     return pd.read_csv(plans.FILE, keep_default_na=False).set_index(["table", "comparison"])
 
 
-JUDGED = []
-for each in judged(read()):
+WITH_PLANS = []
+for each in JUDGED:
     has_plan = "comparison" in each.claim and not texts.in_table([each], "C")
     if has_plan:
-        JUDGED.append(each)
+        WITH_PLANS.append(each)
 
 
-@pytest.mark.parametrize("each", JUDGED, ids=[each.claim["id"] for each in JUDGED])
+@pytest.mark.parametrize("each", WITH_PLANS, ids=[each.claim["id"] for each in WITH_PLANS])
 def test_the_page_says_which_networks_were_trained_before_the_plan(each: Judged) -> None:
     source = each.claim["comparison"]
     recorded = _recorded().loc[(source["file"], source["name"])]

@@ -14,10 +14,10 @@ from capsule_lab.statistics import Difference
 from capsule_studies.claims import page, read
 from capsule_studies.claims.effects import Effect
 from capsule_studies.claims.published import published_of, why_none
-from capsule_studies.claims.verdicts import Judged, judged
+from capsule_studies.claims.verdicts import Judged
+from capsule_studies.tests.judged_claims import JUDGED
 from tests.helpers.quoted_numbers import RESULTS
 
-JUDGED = judged(read.read())
 OF_PAPERS = [each for each in JUDGED if each.claim["kind"] in ("paper", "implied")]
 WITH_NUMBERS = [each for each in JUDGED if each.published]
 

@@ -316,6 +316,7 @@ def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(
     assert [*learning_rates] == [3, 7]
 
 
+@pytest.mark.whole
 def test_late_copies_and_resumed_runs_give_the_same_points(
     trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

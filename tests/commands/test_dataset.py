@@ -30,6 +30,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toynorb, "render", painted)
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("quick")
 def test_toynorb_is_rendered_into_the_data_directory(cli: Cli, tmp_path: Path) -> None:
     ended = cli("dataset", "name=toynorb", "size=9", "workers=1", "directory=there")

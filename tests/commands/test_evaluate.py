@@ -136,6 +136,7 @@ def test_evaluation_on_other_data_names_the_data_set(
     assert result["test"] != trained.result["test"]
 
 
+@pytest.mark.whole
 def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path) -> None:
     expected = MNISTDataModule(source="standin", validation="stratified", seed=0)
     expected.setup("validate")

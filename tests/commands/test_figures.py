@@ -83,6 +83,7 @@ def two_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.whole
 def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
     during_training = sorted(path.name for path in (two_digits / "figures").iterdir())
     assert during_training == ["val_predictions.png", "val_reconstructions.png"]
@@ -127,6 +128,7 @@ def test_options_choose_images_and_classes(
         assert row_names(sheet) == [f"dimension {n}" for n in range(4)]
 
 
+@pytest.mark.whole
 def test_class_without_held_out_images_is_refused(cli: Cli, a_copy: Path) -> None:
     ended = cli("figures", f"run={a_copy}", "sheet_classes=[11]")
     expected = "sheet_classes contains 11; expected classes of the held-out images: 0, 1, 2"
@@ -164,6 +166,7 @@ def test_transfer_figure_shows_affine_against_validation_accuracy(tmp_path: Path
     assert [*dict(curves.figures(file))] == ["curves"]
 
 
+@pytest.mark.whole
 def test_transfer_figure_is_drawn_for_runs_with_affine_validation(a_copy: Path) -> None:
     table = pd.read_csv(a_copy / "metrics.csv")
     table["affine/error"] = table["val/error"] / 2 + 50
@@ -255,6 +258,7 @@ def test_command_draws_only_curves_and_predictions_of_a_cnn(cli: Cli, tmp_path: 
     assert names == ["curves.png", "predictions.png"]
 
 
+@pytest.mark.whole
 def test_figures_of_a_capsnet_name_the_validation_images(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

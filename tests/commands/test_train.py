@@ -42,6 +42,7 @@ from tests.helpers.commands import (
     Trained,
     two_processes,
 )
+from tests.helpers.tiers import whole_but
 from tests.helpers.training import (
     SignalAt,
     add_callback,
@@ -276,7 +277,7 @@ def test_run_and_checkpoint_open_as_the_trained_module(trained: Trained, where: 
     assert_close(output.capsules.poses, expected.capsules.poses, atol=0)
 
 
-@pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
+@pytest.mark.parametrize(("seed", "same"), whole_but([(0, True), (1, False)], (0, True)))
 def test_result_depends_on_the_seed_alone(
     trained: Trained, tiny: Tiny, tmp_path: Path, seed: int, same: bool
 ) -> None:
@@ -352,6 +353,7 @@ def test_resuming_with_other_data_or_network_is_refused(
     assert contents(a_copy) == before
 
 
+@pytest.mark.whole
 def test_moved_run_resumes_exactly(trained: Trained, tiny: Tiny, tmp_path: Path) -> None:
     """The first checkpoint stays the best, because both validations have the same error.
 
@@ -505,7 +507,7 @@ def test_module_counts_the_steps_and_not_the_trainer(
     assert module.max_steps == config.trainer.max_steps
 
 
-@pytest.mark.parametrize("monitor", ["val/error", "train/loss"])
+@pytest.mark.parametrize("monitor", whole_but(["val/error", "train/loss"], "train/loss"))
 def test_run_without_validation_has_best_weights_of_measured_metrics_alone(
     tiny: Tiny, tmp_path: Path, monitor: str
 ) -> None:

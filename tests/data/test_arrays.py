@@ -890,6 +890,7 @@ def run_with_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.whole
 def test_a_run_with_any_number_of_labels_is_tested_and_predicts_as_with_a_file_of_labels(
     run_with_rows: Path, cli: Cli
 ) -> None:
@@ -934,6 +935,7 @@ def test_other_labels_than_the_rows_of_the_training_are_refused(run_with_rows: P
             evaluate(runs.open(run_with_rows), data={"path": str(path)})
 
 
+@pytest.mark.whole
 def test_code_and_commands_of_the_guide_for_several_labels(cli: Cli) -> None:
     guide = (ROOT / "docs" / "guides" / "own_pictures.md").read_text()
     part = guide.split("test_arrays.py, several labels -->")[1]

@@ -403,6 +403,7 @@ def test_half_of_the_training_pictures_are_mirrored(made: Path) -> None:
     assert is_flipped.any()
 
 
+@pytest.mark.whole
 def test_few_pictures_are_mentioned_once_and_in_training_only(
     made: Path, tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -414,6 +415,7 @@ def test_few_pictures_are_mentioned_once_and_in_training_only(
     assert "pictures are few" not in caplog.text
 
 
+@pytest.mark.whole
 def test_a_run_that_stopped_in_an_epoch_continues_bit_for_bit(
     made: Path, tiny: Tiny, tmp_path: Path
 ) -> None:

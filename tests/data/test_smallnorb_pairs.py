@@ -13,7 +13,7 @@ from capsule_lab.data import SmallNORBPairsDataModule
 from capsule_lab.data.loader import Images
 from capsule_lab.data.smallnorb_pairs import ViewPairs, camera_rotation, neighbouring_views
 from toynorb.camera import view
-from toynorb.toys import make_toy
+from toynorb.toys import Toy, make_toy
 
 CAR = 4
 
@@ -70,17 +70,22 @@ def test_rotations_compose_from_the_left() -> None:
     assert_close(from_elsewhere, first, atol=1e-6, rtol=0)
 
 
-def frame(elevation: int, azimuth: int) -> np.ndarray:
+@pytest.fixture(scope="module")
+def car() -> Toy:
+    return make_toy(CAR, 0)
+
+
+def frame(toy: Toy, elevation: int, azimuth: int) -> np.ndarray:
     """The axes of the rendering camera: right, up, and towards the viewer."""
-    seen = view(make_toy(CAR, 0), elevation, azimuth, 0)
+    seen = view(toy, elevation, azimuth, 0)
     backward = [-value for value in seen.forward]
     rows = np.array([seen.right, seen.up, backward])
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize(("azimuth", "elevation"), [(0, 30), (20, 35), (140, 70)])
-def test_rotation_is_that_of_the_rendering_camera(azimuth: int, elevation: int) -> None:
-    expected = frame(elevation, azimuth) @ frame(30, 0).T
+def test_rotation_is_that_of_the_rendering_camera(car: Toy, azimuth: int, elevation: int) -> None:
+    expected = frame(car, elevation, azimuth) @ frame(car, 30, 0).T
     found = rotation(0, 30, azimuth, elevation)
     assert_allclose(found, expected, atol=1e-5)
 

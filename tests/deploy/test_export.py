@@ -21,7 +21,6 @@ from capsule_lab.routing import DynamicRouting, EMRouting, NormalisedEMRouting
 from capsule_lab.types import DataSpec
 from tests.helpers.commands import Cli, Trained, python
 from tests.helpers.networks import small_capsnet, small_em_caps
-from tests.helpers.tiers import whole_but
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 
@@ -110,7 +109,8 @@ def test_iterations_are_unrolled(
     assert json.loads(metadata["capsule_lab.input_form"]) == {"kind": "digit"}
 
 
-@pytest.mark.parametrize("value", whole_but([2e-5, float("nan")], 2e-5))
+@pytest.mark.whole
+@pytest.mark.parametrize("value", [2e-5, float("nan")])
 def test_another_program_is_refused(
     value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +129,7 @@ def test_another_program_is_refused(
     assert backends_of(run.network) == {"auto"}, "put back"
 
 
+@pytest.mark.whole
 def test_a_fixed_batch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fixed(CapsNet):
         def forward(self, images: Any, **options: Any) -> Any:

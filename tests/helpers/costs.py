@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from omegaconf import DictConfig
 
 from capsule_lab.commands import compose
@@ -193,10 +194,11 @@ def network_of(config: DictConfig) -> Network:
     """The network of a configuration of ``_composed``."""
     key = id(config)
     if key not in _NETWORKS:
-        module = build.build_without_weights(config)
+        data = build.build_data(config)
+        with torch.device("meta"):
+            module = build.build_module(config, data.spec)
         parameters = sum(parameter.numel() for parameter in module.network.parameters())
         routing: Any = config.routing or {}
-        data = build.build_data(config)
         _NETWORKS[key] = Network(
             kind=_name_of(config.model),
             parameters=parameters,

@@ -277,6 +277,7 @@ def test_hooks_of_a_network_are_called_in_every_step(
     assert f"training steps run without CUDA graphs: {reason}" in caplog.text
 
 
+@pytest.mark.whole
 def test_batches_of_another_size_run_as_they_are(fake: type[RecordedGraph]) -> None:
     given = [*batches(), batch(4, size=9)]
     plain = em_caps(logits_cross_entropy_loss, cuda_graphs=False)

@@ -75,17 +75,19 @@ def test_a_run_has_quantities_in_place_of_errors(of_shifts: Run) -> None:
     assert runs.open(directory).network.capsules == 4  # type: ignore[attr-defined]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("model", "quantity"),
     [
         ([*SMALL, *AFFINE], "matrix_error_unchanged"),
-        pytest.param(["model=pair_autoencoder", *ON_PAIRS], "mean_image", marks=pytest.mark.whole),
+        (["model=pair_autoencoder", *ON_PAIRS], "mean_image"),
     ],
 )
 def test_other_networks_on_pairs(model: list[str], quantity: str, tmp_path: Path) -> None:
     assert quantity in trained(tmp_path, model=model)[0]["test"]
 
 
+@pytest.mark.whole
 def test_stereo_pairs(toynorb: Path, tmp_path: Path) -> None:
     overrides = [
         "experiment=hinton2011/stereo",

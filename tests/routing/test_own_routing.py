@@ -36,6 +36,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 CONFIG_DIR, SEARCH_PATH = "--config-dir={}", "hydra.searchpath=[file://{}]"
+OPTIONS = ("bias", "learned_gain", "leaky", "squash", "backend")
+DELETED = [f"~routing.{option}" for option in OPTIONS]
 
 
 @pytest.mark.parametrize(
@@ -46,11 +48,10 @@ CONFIG_DIR, SEARCH_PATH = "--config-dir={}", "hydra.searchpath=[file://{}]"
             [SEARCH_PATH, *EM_CAPS, "routing=mine", "routing.iterations=2"], marks=pytest.mark.whole
         ),
         # without a configuration folder: the options are those that both take
-        [*TINY_CAPSNET, "routing=uniform", "routing._target_=mine.MyRouting"]
-        + [
-            f"~routing.{option}"
-            for option in ("bias", "learned_gain", "leaky", "squash", "backend")
-        ],
+        pytest.param(
+            [*TINY_CAPSNET, "routing=uniform", "routing._target_=mine.MyRouting", *DELETED],
+            marks=pytest.mark.whole,
+        ),
     ],
     ids=["config-dir", "searchpath", "target"],
 )

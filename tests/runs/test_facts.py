@@ -21,6 +21,7 @@ from capsule_lab.runs.open_run import open as open_run
 from capsule_lab.runs.summary import summary
 from capsule_lab.system import environment
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, Cli, Tiny, Trained, two_processes
+from tests.helpers.tiers import whole_but
 from tests.helpers.training import SignalAt, run
 
 TEST_SET = 359  # of the stand-in digits
@@ -162,6 +163,7 @@ def test_run_that_continues_elsewhere_names_both_places(
     assert train(config, tmp_path / "run")[name] == "; ".join(values)
 
 
+@pytest.mark.whole
 def test_machine_that_only_tests_is_not_one_of_training(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +181,7 @@ class InterruptTest(Callback):
         raise InterruptError("stopped", 15)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", whole_but(["32-true", "bf16-mixed"], "bf16-mixed"))
 def test_precision_is_that_of_the_computation(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
@@ -196,6 +198,7 @@ def test_precision_is_that_of_the_computation(
     assert seen
 
 
+@pytest.mark.whole
 def test_float16_on_a_cpu_is_recorded_as_the_bfloat16_that_is_used(
     tiny: Tiny, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:

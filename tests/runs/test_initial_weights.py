@@ -160,6 +160,7 @@ def test_heads_of_other_classes_are_new_and_listed_in_log_record_and_summary(
     assert line in shown.splitlines()
 
 
+@pytest.mark.whole
 def test_a_standin_among_the_starts_is_in_every_later_record_and_card(
     trained: Trained, tiny: Tiny, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def test_the_estimate_is_near_what_is_measured(model: str, tmp_path: Path) -> No
     assert 0.8 < float(ended.out) < 1.2, ended.err
 
 
+@pytest.mark.whole
 def test_an_estimate_is_logged_and_no_more(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

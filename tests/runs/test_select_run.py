@@ -18,6 +18,7 @@ from capsule_lab.tables.cells import DONE, MISSING
 from tests.helpers.commands import Cli
 from tests.helpers.messages import one_sentence
 from tests.helpers.tables import RESULT, TINY, cells_of, statuses, write_run, write_table
+from tests.helpers.tiers import whole_but
 
 STANDIN = {"source": "standin", "name": "stand-in for MNIST"}
 
@@ -206,7 +207,9 @@ OF_COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("words", OF_COMMANDS)
+@pytest.mark.parametrize(
+    "words", whole_but(OF_COMMANDS, "evaluate ckpt=last", "predict ckpt=last images=a.png")
+)
 def test_every_command_that_takes_a_run_takes_the_last_one(
     cli: Cli, three_runs: Path, words: str
 ) -> None:

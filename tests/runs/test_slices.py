@@ -89,6 +89,7 @@ def test_four_slices_equal_one_run(
     assert "has finished, there is nothing to resume" in cli("train", *SLICE).out
 
 
+@pytest.mark.whole
 def test_test_out_of_time_is_repeated_by_the_next_command(
     tmp_path: Path, home: Callable[[str], Path]
 ) -> None:

@@ -96,6 +96,7 @@ def test_runs_on_different_hardware_are_not_drawn(file: Path) -> None:
     assert error_against_time(entries_of(file)) is None
 
 
+@pytest.mark.whole
 def test_figure_needs_two_rows(file: Path) -> None:
     table = read(file)
     first, *_, last = cells_of(file)

@@ -18,6 +18,7 @@ from capsule_lab.tables.expand import expand
 from capsule_lab.tables.summary import Entry, Mean, summarise
 from tests.helpers.commands import Cli
 from tests.helpers.tables import TINY, cells_of, write_run, write_table
+from tests.helpers.tiers import whole_but
 
 FOLDS = 3
 IMAGES = 20
@@ -257,7 +258,7 @@ def test_report_names_every_fold(tmp_path: Path) -> None:
     assert "Means over 3 folds and 95 \\% intervals" in latex
 
 
-@pytest.mark.parametrize("columns", [80, 140])
+@pytest.mark.parametrize("columns", whole_but([80, 140], 80))
 def test_remarks_of_the_report_fit_the_terminal(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:

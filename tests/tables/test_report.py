@@ -234,6 +234,7 @@ def test_errors_on_different_hardware_are_compared_but_times_are_not(
     assert shown(alone)["minutes"] == "1.5"
 
 
+@pytest.mark.whole
 def test_remarks_name_commits_uncommitted_code_and_rows_with_identical_results(table_file) -> None:
     file = table_file(rows=THREE)
     commits = {"a": "abc", "b": "abc-dirty", "c": "def"}
@@ -400,6 +401,7 @@ def training(file: Path) -> Iterator[TrainingCell]:
     shutil.rmtree(directory)
 
 
+@pytest.mark.whole
 def test_run_that_trains_has_a_bar_with_its_steps_loss_and_time_left(
     cli: Cli, file: Path, training: TrainingCell
 ) -> None:

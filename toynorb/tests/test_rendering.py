@@ -46,7 +46,8 @@ def test_image_does_not_depend_on_the_others():
     assert truck().flags.c_contiguous
     reverse = render(3, 2, [6, 1], [15, 9, 2], [5, 3, 0], (1, -1), size=16)
     np.testing.assert_array_equal(reverse, truck()[::-1, ::-1, ::-1, ::-1])
-    for e, a, n, eye in itertools.product([0, 1], [0, 2], [0, 2], [0, 1]):
+    # building the toy takes longer than its images
+    for e, a, n, eye in ((0, 0, 0, 0), (0, 2, 2, 1), (1, 0, 2, 0), (1, 2, 0, 1)):
         elevation, azimuth, lighting = SOME_ELEVATIONS[e], SOME_AZIMUTHS[a], SOME_LIGHTINGS[n]
         side = (-1, 1)[eye]
         alone = render(3, 2, [elevation], [azimuth], [lighting], [side], size=16)

@@ -11,7 +11,7 @@ from capsule_lab.networks import AbstractNetwork
 from capsule_lab.types import Batch, CapsuleOutput, Capsules
 from capsule_studies.measures.digit_shape import ATTRIBUTES, digit_shape
 from capsule_studies.questions.attributes import attributes
-from capsule_studies.subject import Subject
+from capsule_studies.subject import Answer, Subject
 from capsule_studies.tests.strokes import bar
 from capsule_studies.tests.subjects import CLASSES, subject
 
@@ -75,8 +75,16 @@ def rotation() -> Tensor:
     return basis
 
 
-def test_components_that_are_attributes_explain_them_and_rotated_ones_do_not() -> None:
-    on_axes = attributes(asked(AXES)).numbers
+@pytest.fixture(scope="module")
+def answer() -> Answer:
+    """Of poses whose components are attributes, with the default options."""
+    return attributes(asked(AXES))
+
+
+def test_components_that_are_attributes_explain_them_and_rotated_ones_do_not(
+    answer: Answer,
+) -> None:
+    on_axes = answer.numbers
     rotated = attributes(asked(rotation())).numbers
     assert on_axes["explained_by_components"] == pytest.approx(1, abs=1e-5)
     assert on_axes["explained_by_pose"] == pytest.approx(1, abs=1e-5)
@@ -87,6 +95,7 @@ def test_components_that_are_attributes_explain_them_and_rotated_ones_do_not() -
     assert on_axes["axis_gain"] == pytest.approx(gain)
 
 
+@pytest.mark.whole
 def test_rotated_control_does_not_depend_on_the_axes() -> None:
     options = {"rotations": 200}
     on_axes = attributes(asked(AXES), **options).numbers
@@ -96,8 +105,7 @@ def test_rotated_control_does_not_depend_on_the_axes() -> None:
     )
 
 
-def test_rows_contain_the_correlation_of_each_component() -> None:
-    answer = attributes(asked(AXES))
+def test_rows_contain_the_correlation_of_each_component(answer: Answer) -> None:
     rows = pd.DataFrame(answer.rows)
     assert len(rows) == CLASSES * DIM * len(ATTRIBUTES)
     of_class = BARS.labels == 1
@@ -114,6 +122,7 @@ def test_rows_contain_the_correlation_of_each_component() -> None:
     assert answer.numbers["slant/explained_by_components"] == pytest.approx(slants.mean())
 
 
+@pytest.mark.whole
 def test_standardised_pixels_give_the_same_numbers() -> None:
     plain = attributes(asked(AXES), rotations=2).numbers
     standardised = attributes(asked(AXES, contrast=3.0), rotations=2).numbers
@@ -136,6 +145,8 @@ def test_constant_components_correlate_with_nothing() -> None:
         ({"training_images": 48}, "explained_by_pose"),
     ],
 )
-def test_every_option_changes_a_number(options: dict[str, int], number: str) -> None:
-    numbers = attributes(asked(AXES)).numbers
-    assert attributes(asked(AXES), **options).numbers[number] != numbers[number]
+def test_every_option_changes_a_number(
+    answer: Answer, options: dict[str, int], number: str
+) -> None:
+    numbers = attributes(asked(AXES), **options).numbers
+    assert numbers[number] != answer.numbers[number]
