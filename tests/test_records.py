@@ -18,7 +18,7 @@ from benchmarks.cases import configuration
 from capsule_lab.commands import compose, load
 from capsule_lab.runs.directories import config_hash
 from capsule_lab.tables import expand
-from tests.helpers.records import RESULTS, TRAIN, records, today, trainings
+from tests.helpers.records import RESULTS, overrides_of, records, today, trainings
 
 COMPOSED: expand.Composed = {}
 
@@ -27,7 +27,7 @@ def hash_today(command: str) -> str:
     """Compose as a table does: commands share the compositions of their groups."""
     seed = None
     overrides = []
-    for override in shlex.split(command.removeprefix(TRAIN)):
+    for override in overrides_of(command):
         key, _, value = override.partition("=")
         if key == "seed":
             seed = int(value)
@@ -63,7 +63,8 @@ def other_commands() -> list[tuple[str, ...]]:
     weights = ("ckpt=", "source=", "baseline=")
     found = set()
     for record in records():
-        words = record.command.removeprefix("python -m capsule_lab.").removeprefix("studies.")
+        words = record.command.removeprefix("capsule-lab ")
+        words = words.removeprefix("python -m capsule_lab.").removeprefix("studies.")
         command, *overrides = shlex.split(words)
         if command != "train":
             others = [word for word in overrides if not word.startswith(weights)]

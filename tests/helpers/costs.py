@@ -7,7 +7,6 @@ the images of the experiment's schedule, are the cost. Records of two threads ar
 import functools
 import json
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from omegaconf import DictConfig
 from capsule_lab.commands import compose
 from capsule_lab.config import build
 from capsule_lab.config.folders import head, option_files, options_of
-from tests.helpers.records import RESULTS, TRAIN, today, trainings
+from tests.helpers.records import RESULTS, overrides_of, today, trainings
 
 TOLERANCE = 0.1
 """Relative difference of a number in a head from the records, beside its rounding."""
@@ -159,7 +158,7 @@ def _of_runs() -> Iterator[tuple[Network, Speed]]:
         if not (threads and steps and record.seconds):
             continue
         command, _ = today()[record.command, record.recorded_hash]
-        overrides = shlex.split(command.removeprefix(TRAIN))
+        overrides = overrides_of(command)
         of_network = [each for each in overrides if each.startswith(_OF_NETWORK)]
         kept = [each for each in of_network if not each.startswith(_OF_IMAGES)]
         config = _composed(tuple(kept))

@@ -4,13 +4,15 @@ import csv
 import functools
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
 from tests.helpers.commands import ROOT
 
 RESULTS = ROOT / "results"
-TRAIN = "python -m capsule_lab.train "
+_TRAIN = ("python -m capsule_lab.train ", "capsule-lab train ")
+"""Beginnings of the commands of older and newer records."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,14 @@ def records() -> list[Record]:
 
 def trainings() -> list[Record]:
     with_result = [record for record in records() if record.has_result]
-    return [record for record in with_result if record.command.startswith(TRAIN)]
+    return [record for record in with_result if record.command.startswith(_TRAIN)]
+
+
+def overrides_of(command: str) -> list[str]:
+    """The overrides of a recorded training."""
+    for beginning in _TRAIN:
+        command = command.removeprefix(beginning)
+    return shlex.split(command)
 
 
 @functools.cache
