@@ -20,11 +20,12 @@ from capsule_lab.errors import RunError
 from capsule_studies.claims import claim as command
 from capsule_studies.claims import recompute, retrain
 from capsule_studies.claims.effects import effect_of
-from capsule_studies.claims.read import RESULTS
+from capsule_studies.claims.read import RESULTS, measured
 from capsule_studies.tests.judged_claims import CLAIMS
 from tests.helpers.tiers import whole_but
 
 BY_ID = {claim["id"]: claim for claim in CLAIMS}
+LAST = max([*BY_ID, *(row["id"] for row in measured())])
 read_once = functools.cache(read_table)
 OF_ONE_TABLE = "C-010"  # the smallest archive: 20 runs
 OF_TWO_TABLES = "C-004"
@@ -35,7 +36,7 @@ OF_TWO_TABLES = "C-004"
     [
         (
             ["id=C-9"],
-            "id=C-9 does not exist; did you mean C-009? docs/claims.md has C-001 to C-090",
+            f"id=C-9 does not exist; did you mean C-009? docs/claims.md has C-001 to {LAST}",
         ),
         (["id=c-012"], "id=c-012 does not exist; did you mean C-012?"),
         ([], "id= does not exist; docs/claims.md has C-001"),

@@ -39,8 +39,7 @@ def test_betas_learn_first_and_then_everything() -> None:
 def test_sees_where_things_are() -> None:
     """Through its coordinates: the same feature at all positions, and still no two primary capsules are the same."""
     network = build().eval()
-    no_image = torch.zeros(1, *IMAGE)
-    black = torch.cat([no_image, network.coordinates[None]], 1)
+    black = network.with_coordinates(torch.zeros(1, *IMAGE))
     features = network.features(black)
     (poses,) = network.primary(features).poses
     assert not torch.allclose(poses[:3], poses[-3:], rtol=1e-3)
