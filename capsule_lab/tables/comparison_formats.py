@@ -159,10 +159,11 @@ def runs_as_dots(entries: Sequence[Entry]) -> Figure | None:
         _label_rows(axis, _row_labels(points))
     first, *_ = points_of.values()
     over = "runs" if first[0].runs[0].cell.fold is None else intervals_are_over(entries)
-    add_heading(
-        figure,
-        f"Dots: runs, joined by seed. Bars: mean and 95 % interval over {over}. Diamonds: published values",
-    )
+    heading = f"Dots: runs, joined by seed. Bars: mean and 95 % interval over {over}."
+    shown = [point.entry for points in points_of.values() for point in points]
+    if any(entry.published for entry in shown):
+        heading += " Diamonds: published values."
+    add_heading(figure, heading)
     return figure
 
 

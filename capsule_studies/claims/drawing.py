@@ -36,7 +36,7 @@ COLOURS = {  # those of docs/static/site.css
     UNDECIDED: "#404040",
     PRELIMINARY: "#7a5c99",
 }
-WIDTH = 900
+WIDTH = 940  # beside the longest verdict
 RIGHT = 672  # margin with the facts about a claim
 ROW = 48  # height of a claim
 WIDEST = 8.0  # differences are drawn up to this multiple of the smallest one that matters
