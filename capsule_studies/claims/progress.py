@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from capsule_lab.commands.tables import read_table
 from capsule_lab.tables.cells import Cell, EvaluationCell
 from capsule_lab.tables.expand import distinct, expand
-from capsule_studies.claims.read import RESULTS
+from capsule_studies.claims.read import RESULTS, with_block
 from capsule_studies.claims.recompute import reading_runs_in, unpack
 
 PLAN = RESULTS / "plan_2026_11.md"
@@ -106,8 +105,7 @@ def block() -> str:
 
 def with_progress(text: str) -> str:
     """Return the text of the plan with the current block."""
-    pattern = re.compile(re.escape(START) + ".*?" + re.escape(END), re.DOTALL)
-    return pattern.sub(lambda _: START + block() + END, text)
+    return with_block(text, START, END, block())
 
 
 def _lines() -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""Reads docs/claims.yaml."""
+"""Reads docs/claims.yaml; replaces a generated block of a text."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,9 @@ def _section(name: str) -> list[Any]:
     content = yaml.load(CLAIMS.read_text(), Loader=yaml.CSafeLoader)
     found: list[Any] = content[name]
     return found
+
+
+def with_block(text: str, start: str, end: str, block: str) -> str:
+    """Return a text with another block between two lines that say who writes it."""
+    pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
+    return pattern.sub(lambda _: start + block + end, text)

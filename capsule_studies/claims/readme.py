@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from capsule_studies.claims.read import ROOT
+from capsule_studies.claims.read import ROOT, with_block
 from capsule_studies.claims.texts import (
     anchor,
     by_claim,
@@ -44,5 +42,4 @@ def short_form(every: list[Judged]) -> str:
 
 def with_short_form(readme: str, every: list[Judged]) -> str:
     """Return README.md with the current short form."""
-    pattern = re.compile(re.escape(START) + ".*?" + re.escape(END), re.DOTALL)
-    return pattern.sub(lambda _: START + short_form(every) + END, readme)
+    return with_block(readme, START, END, short_form(every))
