@@ -34,6 +34,11 @@ DONE, RUNNING, PAUSED, FAILED, MISSING, WAITING = (
 )
 
 
+def seconds_of(result: Mapping[str, Any]) -> float:
+    """Return the seconds of a training, or of an evaluation if the result is that of one."""
+    return float(result.get("evaluation_seconds", result["training_seconds"]))
+
+
 class SeededConfig:
     """A configuration, as returned by ``compose``, that is composed once and used for any seed."""
 
@@ -132,6 +137,11 @@ class Cell(ABC):
     def finished(self) -> tuple[Path, dict[str, Any]] | None:
         """The run directory and the result of the latest finished attempt."""
         return None if self.waits_for else self._read()
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of the training, or of the evaluation if this is one; ``None`` if it has not finished."""
+        return None if self.finished is None else seconds_of(self.finished[1])
 
     @cached_property
     def status(self) -> str:

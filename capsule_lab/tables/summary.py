@@ -18,7 +18,7 @@ from capsule_lab import runs
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.runs.predictions import Predictions, concatenated
 from capsule_lab.statistics import Interval, interval_of_error
-from capsule_lab.tables.cells import DONE, Cell, EvaluationCell
+from capsule_lab.tables.cells import DONE, Cell, EvaluationCell, seconds_of
 from capsule_lab.tables.expand import Composed, expand
 from capsule_lab.tables.schema import Column, Overrides, Published, Row, Table
 
@@ -68,7 +68,7 @@ class Run:
     @property
     def minutes(self) -> float:
         """Minutes of training, or of the evaluation if the row shows one."""
-        return float(self.result.get("evaluation_seconds", self.result["training_seconds"])) / 60
+        return seconds_of(self.result) / 60
 
     @property
     def hardware(self) -> str:

@@ -63,12 +63,9 @@ class Progress:
 def progress_of(cells: Sequence[Cell]) -> Progress:
     """Count the cells that have run; two cells with the same result are one."""
     cells = distinct(cells)
-    results = [cell.finished[1] for cell in cells if cell.finished]
-    hours = [
-        result.get("evaluation_seconds", result["training_seconds"]) / 3600 for result in results
-    ]
+    hours = [cell.seconds / 3600 for cell in cells if cell.seconds is not None]
     usual = statistics.median(hours) if hours else 0.0
-    return Progress(len(cells), len(results), sum(hours), usual)
+    return Progress(len(cells), len(hours), sum(hours), usual)
 
 
 def hours_missing(parts: Sequence[Progress], estimate: float) -> float:
