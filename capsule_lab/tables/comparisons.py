@@ -120,7 +120,8 @@ class Compared(Pair):
     Attributes:
         difference: that of ``first`` minus ``second``.
         corrected: p value after Holm's correction for the comparisons of the family in this report.
-        planned: whether the comparison was in the table in the commit of every run; ``None`` if a commit is unknown.
+        planned: whether the comparison was in the table in the commit of every run; ``None`` if a commit is unknown, or
+            a run used uncommitted code.
         remark: what differs from the comparison that the table asks for; may be empty.
     """
 
@@ -380,14 +381,22 @@ def _corrected(answers: Sequence[Compared]) -> list[Compared]:
 
 
 def _planned(table: Table, pair: Pair) -> bool | None:
-    """Return whether the comparison was in the table in the commit of every run; ``None`` if one is unknown."""
+    """Return whether the comparison was in the table in the commit of every run.
+
+    ``None`` if a commit is unknown, or if a run used code that differs from its commit.
+    """
     first, second = pair.runs
     commits: set[str] = set()
     for run in (*first, *second):
         # a run that continued with other code has several
         commits.update(str(run.result.get("commit")).split("; "))
-    stood = [_was_in_commit(commit, table.file, pair.comparison) for commit in commits]
-    return None if None in stood else all(stood)
+    stood = []
+    for commit in commits:
+        was_there = _was_in_commit(commit, table.file, pair.comparison)
+        stood.append(None if was_there and commit.endswith("-dirty") else was_there)
+    if False in stood:
+        return False
+    return None if None in stood else True
 
 
 @functools.cache

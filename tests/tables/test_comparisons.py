@@ -1,6 +1,7 @@
 """Comparisons of a table, answered from records and predictions that finished runs leave."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -273,11 +274,17 @@ def test_comparison_is_planned_if_its_runs_have_a_commit_with_it(tmp_path: Path)
         git("add", "mine.yaml")
         git("commit", "-qm", "plan")
         commits.append(git("rev-parse", "--short=12", "HEAD"))
-    pairs, apart = answers(tmp_path, [PAIRS, APART], commit=f"{commits[1]}-dirty")
+    pairs, apart = answers(tmp_path, [PAIRS, APART], commit=commits[1])
     assert apart.planned is True
     assert pairs.planned is False, "the margin was another"
     assert "yes" in comparison_formats.cells_of(apart)
     assert "after the fact" in comparison_formats.cells_of(pairs)
+    for cell in cells_of(tmp_path / "mine.yaml"):
+        shutil.rmtree(cell.directories[0])
+    pairs, apart = answers(tmp_path, [PAIRS, APART], commit=f"{commits[1]}-dirty")
+    assert apart.planned is None, "the uncommitted changes are unknown"
+    assert pairs.planned is False
+    assert "unknown" in comparison_formats.cells_of(apart)
 
 
 @pytest.mark.parametrize(
