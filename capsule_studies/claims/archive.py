@@ -20,7 +20,7 @@ from capsule_lab.commands.tables import read_table
 from capsule_lab.runs.files import atomically
 from capsule_lab.tables.cells import Cell, EvaluationCell
 from capsule_lab.tables.evaluations import result_file
-from capsule_lab.tables.expand import expand
+from capsule_lab.tables.expand import distinct, expand
 from capsule_studies.claims.read import RESULTS
 from capsule_studies.claims.recompute import unpack
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--into", help="the table whose archive is written (default: the same)")
     chosen = parser.parse_args(arguments)
     archive = RESULTS / f"{chosen.into or chosen.table}_runs.tar.gz"
-    cells = expand(read_table(chosen.table))
+    cells = distinct(expand(read_table(chosen.table)))
     added = add_records(cells, archive)
     sys.stdout.write(f"{archive}: {added} of {len(cells)} cells have finished\n")
 
