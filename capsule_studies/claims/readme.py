@@ -6,7 +6,6 @@ from capsule_studies.claims.read import ROOT, with_block
 from capsule_studies.claims.texts import (
     anchor,
     by_claim,
-    counted,
     in_table,
     label_of_standin,
     with_verdict,
@@ -18,26 +17,32 @@ START, END = "<!-- written by make claims -->\n", "<!-- end -->"
 
 
 def short_form(every: list[Judged]) -> str:
-    """Return the block: counts of papers' claims, and the decided ones with a key ``short``."""
+    """Return the block: papers' claims by verdict, of which the decided ones with a key ``short`` are named."""
     of_papers = in_table(every, "A")
     tests = with_verdict(of_papers)
     claims = by_claim(tests)
     lines = [
         f"**[{len(claims)} claims of papers with a verdict](docs/claims.md), in {len(tests)} tests** of published "
-        f"algorithms in small networks ({counted(tests)}). {len(every) - len(tests)} others are not counted: "
-        "preliminary, controls, ours, struck.",
+        f"algorithms in small networks. {len(every) - len(tests)} others are not counted: preliminary, controls, ours, "
+        "struck.",
         "",
     ]
-    phrases: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
-    for each in of_papers:
-        if each.is_decided and "short" in each.claim:
-            link = f"[{each.claim['id']}](docs/claims.md{anchor(each)})"
-            phrase = f"{link} {each.claim['short']}{label_of_standin(each)}"
-            phrases[each.verdict].append(phrase)
-    for verdict, of_verdict in phrases.items():
+    for verdict in VERDICTS:
+        of_verdict = [each for each in tests if each.verdict == verdict]
         if of_verdict:
-            lines.append(f"- {verdict}: {'; '.join(of_verdict)}")
+            phrases = [_phrase(each) for each in of_verdict if _is_listed(each)]
+            named = f": {'; '.join(phrases)}" if phrases else ""
+            lines.append(f"- {verdict} ({len(of_verdict)}){named}")
     return "\n".join([*lines, ""])
+
+
+def _is_listed(each: Judged) -> bool:
+    return each.is_decided and "short" in each.claim
+
+
+def _phrase(each: Judged) -> str:
+    link = f"[{each.claim['id']}](docs/claims.md{anchor(each)})"
+    return f"{link} {each.claim['short']}{label_of_standin(each)}"
 
 
 def with_short_form(readme: str, every: list[Judged]) -> str:

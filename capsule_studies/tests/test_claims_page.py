@@ -463,7 +463,7 @@ def test_readme_counts_papers_claims_only() -> None:
     claims = len(texts.by_claim([each for each in OF_PAPERS if each.verdict != PRELIMINARY]))
     assert f"[{claims} claims of papers with a verdict](docs/claims.md), in {tests} tests" in block
     assert f"\n{claims} claims with a verdict, in {tests} tests" in page.PAGE.read_text()
-    counts = re.findall(r"[(;] ?([a-z ,]+): (\d+)", block)
+    counts = re.findall(r"^- ([a-z ,]+) \((\d+)\)", block, re.MULTILINE)
     assert len(counts) == len(counted)
     for verdict, count in counts:
         assert int(count) == counted[verdict]
