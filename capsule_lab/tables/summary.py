@@ -322,10 +322,10 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
     entries = []
     for column in table.columns:
         of_column = []
-        for row in table.rows:
+        for row in _shown(table, column, asked_at):
             place = (column.name, row.name)
             published = row.published.get(column.name)
-            if table.commands.show(row, column) and (asked_at[place] or published):
+            if asked_at[place] or published:
                 entry = _entry(row, column, published, asked_at[place], others_at[place])
                 of_column.append(entry)
         runs = runs_of(of_column)
@@ -333,6 +333,35 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
         different_hardware = _differing(runs, lambda run: run.hardware)
         entries += [replace(each, different_hardware=different_hardware) for each in of_column]
     return entries
+
+
+def _shown(
+    table: Table, column: Column, cells_at: Mapping[tuple[str, str], Sequence[Cell]]
+) -> list[Row]:
+    """Return the rows of a column, without evaluations that measure something else.
+
+    A question of ``analyse`` has metrics of its own, so a table of two questions has columns for each. An evaluation
+    is left out if its runs have finished, and only evaluations with other overrides have the metric.
+    """
+    rows = [row for row in table.rows if table.commands.show(row, column)]
+    finished: defaultdict[str, set[Overrides]] = defaultdict(set)
+    measuring: set[Overrides] = set()
+    for row in rows:
+        for cell in cells_at[column.name, row.name]:
+            if cell.finished and isinstance(cell, EvaluationCell):
+                finished[row.name].add(cell.evaluate)
+                if _measures(cell, column):
+                    measuring.add(cell.evaluate)
+    others = [name for name, evaluations in finished.items() if not evaluations & measuring]
+    return [row for row in rows if not measuring or row.name not in others]
+
+
+def _measures(cell: Cell, column: Column) -> bool:
+    try:
+        cell.value(column.metric)
+    except TableError:
+        return False
+    return True
 
 
 def _by_place(cells: Iterable[Cell]) -> defaultdict[tuple[str, str], list[Cell]]:

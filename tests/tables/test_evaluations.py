@@ -12,6 +12,7 @@ from capsule_lab.commands import compose
 from capsule_lab.config.composition import to_container
 from capsule_lab.errors import TableError
 from capsule_lab.system import protocol
+from capsule_lab.tables.cells import EvaluationCell
 from capsule_lab.tables.expand import distinct, verify
 from tests.helpers.commands import Cli
 from tests.helpers.extensions import needs_studies
@@ -219,3 +220,38 @@ def test_evaluations_are_planned_and_reported(cli: Cli, table_file) -> None:
     assert [*lines.index] == ["trained", "evaluated", "same"]
     assert lines["ours"].tolist() == [1.0, 7.5, 7.5]
     assert lines["runs"]["same"] == "2 of 2"
+
+
+@pytest.mark.parametrize(
+    ("measuring", "shown"),
+    [
+        ([], ["trained", "evaluated", "same", "other"]),
+        (["evaluated"], ["trained", "evaluated", "same"]),
+        (["other"], ["trained", "other"]),
+        (["evaluated", "other"], ["trained", "evaluated", "same", "other"]),
+    ],
+)
+def test_a_column_leaves_out_evaluations_that_measure_something_else(
+    table_file, measuring: list[str], shown: list[str]
+) -> None:
+    """Unless no evaluation has the metric, or one with the same overrides has it."""
+    other = {**EVALUATED, "name": "other", "evaluate": ["data.eval_images=60"]}
+    second = {**TRAINED, "name": "second", "overrides": ["data.shift=1"]}
+    same = {**SAME, "of": "second"}
+    columns = {"error": {}, "novel": {"metric": "test/novel/error"}}
+    rows = [TRAINED, second, EVALUATED, same, other]
+    file = table_file(rows=rows, columns=columns, seeds=[0])
+    for cell in distinct(cells_of(file)):
+        if not isinstance(cell, EvaluationCell):
+            write_run(cell)
+    for cell in distinct(cells_of(file)):
+        if isinstance(cell, EvaluationCell):
+            novel = {"novel/error": 3.0} if cell.row.name in measuring else {}
+            write_evaluation(cell, error=2.0, test={"error": 2.0, **novel})
+    entries = entries_of(file)
+    names_of = {
+        column: [entry.row.name for entry in entries if entry.column.name == column]
+        for column in columns
+    }
+    assert names_of["error"] == ["trained", "second", "evaluated", "same", "other"]
+    assert [name for name in names_of["novel"] if name != "second"] == shown
