@@ -44,7 +44,7 @@ def add_records(cells: Sequence[Cell], archive: Path) -> int:
             for file in _records_of(cell):
                 target = folder / file.relative_to(_directory(cell).parent)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, target)
+                _copy(file, target, _directory(cell).parent)
         _pack(folder, archive)
     return len(finished)
 
@@ -62,6 +62,15 @@ def _records_of(cell: Cell) -> Iterator[Path]:
             yield file
     if isinstance(cell, EvaluationCell):
         yield result_file(directory, cell.fingerprint)
+
+
+def _copy(file: Path, target: Path, root: Path) -> None:
+    """Copy a record; commands that name the folder of runs, which another machine lacks, name ``runs`` instead."""
+    if file.suffix == ".npz":
+        shutil.copyfile(file, target)
+    else:
+        text = file.read_text(encoding="utf-8")
+        target.write_text(text.replace(f"{root.resolve()}/", "runs/"), encoding="utf-8")
 
 
 def _pack(folder: Path, archive: Path) -> None:

@@ -1,5 +1,6 @@
 """Records of finished cells in an archive of results/."""
 
+import json
 import tarfile
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def run_one(table: Path, seed: int, error: float = 1.0) -> None:
     (directory / "checkpoints").mkdir(exist_ok=True)
     (directory / "checkpoints" / "last.ckpt").write_bytes(b"weights")
     inside = [cell for cell in cells_of(table) if isinstance(cell, EvaluationCell)]
-    write_evaluation(inside[seed], error=2 * error)
+    command = f"capsule-lab evaluate ckpt={directory.resolve() / 'checkpoints' / 'last.ckpt'}"
+    write_evaluation(inside[seed], error=2 * error, command=command)
 
 
 def test_a_table_is_read_from_its_archive(table: Path, tmp_path: Path) -> None:
@@ -42,6 +44,9 @@ def test_a_table_is_read_from_its_archive(table: Path, tmp_path: Path) -> None:
     with reading_runs_in(tmp_path / "elsewhere"):
         values = [cell.value("test/error") for cell in cells_of(table)]
     assert values == [1.0, None, 2.0, None]
+    (record,) = (tmp_path / "elsewhere").glob("*/evaluations/*.json")
+    words = json.loads(record.read_text())["command"].split()
+    assert words[-1] == f"ckpt=runs/{record.parents[1].name}/checkpoints/last.ckpt"
 
 
 def test_records_of_another_machine_stay(table: Path, tmp_path: Path) -> None:
