@@ -426,10 +426,10 @@ def test_the_abstract_has_120_words_and_numbers_of_the_records() -> None:
 def test_a_sentence_of_the_abstract_whose_verdict_has_changed_is_an_error() -> None:
     changed = []
     for each in JUDGED:
-        of_abstract = each.claim["id"] == "C-016"
+        of_abstract = each.claim["id"] == "C-105"
         undecided = replace(each, p=0.5, p_of_smaller=0.5, p_of_larger=0.5)
         changed.append(undecided if of_abstract else each)
-    with pytest.raises(ValueError, match="says of C-016: holds, but its verdict is: undecided"):
+    with pytest.raises(ValueError, match="says of C-105: holds, size open, but its verdict is: undecided"):
         page.abstract_of(changed)
 
 
