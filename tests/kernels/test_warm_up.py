@@ -54,6 +54,10 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     use_driver(monkeypatch)
     with fused_by_gpu():
         yield
+    # a test without a launch does not wait for them; they would compile with the compiler of the next test
+    for thread in threading.enumerate():
+        if thread.name.startswith("compile_kernels"):
+            thread.join()
     forget_kernels()
 
 
