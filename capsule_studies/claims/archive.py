@@ -17,7 +17,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from capsule_lab.commands.tables import read_table
+from capsule_lab.errors import CapsuleLabError, RunError, printable
+from capsule_lab.runs.directories import root
 from capsule_lab.runs.files import atomically
+from capsule_lab.system import protocol
 from capsule_lab.tables.cells import Cell, EvaluationCell
 from capsule_lab.tables.evaluations import result_file
 from capsule_lab.tables.expand import distinct, expand
@@ -33,9 +36,13 @@ def add_records(cells: Sequence[Cell], archive: Path) -> int:
     """Add the records of the cells that have finished, and return the number of these cells.
 
     Raises:
-        RunError: if the archive exists and is damaged.
+        RunError: if no cell has finished, or the archive exists and is damaged.
     """
     finished = [cell for cell in cells if cell.finished]
+    if not finished:
+        raise RunError(
+            f"none of {len(cells)} cells has finished in {root()}; expected the folder of runs in {protocol.RUNS}"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if archive.is_file():
@@ -64,13 +71,13 @@ def _records_of(cell: Cell) -> Iterator[Path]:
         yield result_file(directory, cell.fingerprint)
 
 
-def _copy(file: Path, target: Path, root: Path) -> None:
+def _copy(file: Path, target: Path, folder: Path) -> None:
     """Copy a record; commands that name the folder of runs, which another machine lacks, name ``runs`` instead."""
     if file.suffix == ".npz":
         shutil.copyfile(file, target)
     else:
         text = file.read_text(encoding="utf-8")
-        target.write_text(text.replace(f"{root.resolve()}/", "runs/"), encoding="utf-8")
+        target.write_text(text.replace(f"{folder.resolve()}/", "runs/"), encoding="utf-8")
 
 
 def _pack(folder: Path, archive: Path) -> None:
@@ -90,17 +97,23 @@ def _pack(folder: Path, archive: Path) -> None:
                     packed.addfile(entry, content)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Add the records of one table to its archive, or to that of another table."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Add the records of one table to its archive, or to that of another table; return the status of the process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", help="a table in sweeps/")
     parser.add_argument("--into", help="the table whose archive is written (default: the same)")
     chosen = parser.parse_args(arguments)
-    archive = RESULTS / f"{chosen.into or chosen.table}_runs.tar.gz"
-    cells = distinct(expand(read_table(chosen.table)))
-    added = add_records(cells, archive)
+    try:
+        cells = distinct(expand(read_table(chosen.table)))
+        owner = read_table(chosen.into or chosen.table)
+        archive = RESULTS / f"{owner.name}_runs.tar.gz"
+        added = add_records(cells, archive)
+    except CapsuleLabError as error:
+        sys.stderr.write(f"archive: {printable(str(error))}\n")
+        return 2
     sys.stdout.write(f"{archive}: {added} of {len(cells)} cells have finished\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

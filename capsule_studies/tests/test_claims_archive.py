@@ -84,9 +84,33 @@ def test_a_damaged_archive_is_kept(table: Path, tmp_path: Path) -> None:
 
 
 def test_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "RESULTS", tmp_path)
-    command.main(["smoke", "--into", "other"])
-    assert (tmp_path / "other_runs.tar.gz").is_file()
-    assert "other_runs.tar.gz: 0 of " in capsys.readouterr().out
+    run_one(table, seed=0)
+    assert command.main([str(table), "--into", "smoke"]) == 0
+    assert (tmp_path / "smoke_runs.tar.gz").is_file()
+    assert "smoke_runs.tar.gz: 2 of 4 cells have finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["smoke"], "has finished in"),
+        (["smokee"], "table=smokee does not exist; did you mean smoke?"),
+        (["smoke", "--into", "smokee"], "table=smokee does not exist; did you mean smoke?"),
+    ],
+)
+def test_wrong_arguments_write_nothing(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    assert command.main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+    assert not [*tmp_path.glob("*.tar.gz")]
