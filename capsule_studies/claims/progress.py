@@ -25,7 +25,7 @@ HOURS = {
     "sabour2017_fast": 16,
     "gu2020_affine": 10,
     "attack_controls_paired": 5,
-    "mitterreiter2023_depth": 8,
+    "mitterreiter2023_depth": 2,
     "few_labels_controls": 3,
     "sabour2017_inside": 4,
     "sabour2017_logits": 2,
