@@ -46,6 +46,7 @@ OPTIONS = {
     "self_attention": ["routing=self_attention"],
     "variational_bayes": ["routing=variational_bayes"],
     "random_couplings": ["routing=random_couplings"],
+    "random_couplings_drawn": ["routing=random_couplings_drawn"],
     "scaled_distance": ["routing=scaled_distance"],
     "attention_over_children": ["routing=attention_over_children"],
     "inverted attention": ["routing=inverted_attention", "loss=cross_entropy_logits"],

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from capsule_lab.commands import compose
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import LayerInfo, RandomCouplings, UniformRouting
 from capsule_lab.types import RoutingTrace
@@ -78,3 +79,11 @@ def test_couplings_are_saved_and_not_trained() -> None:
     other.load_state_dict(layer.state_dict())
     children = below()
     assert_close(other(*children).poses, layer(*children).poses)
+
+
+def test_random_couplings_drawn_have_another_draw_for_every_seed_of_a_run() -> None:
+    chosen = ["model=em_caps", "routing=random_couplings_drawn"]
+    of_three = compose("train", [*chosen, "seed=3"])
+    of_four = compose("train", [*chosen, "seed=4"])
+    assert of_three.model.routing.seed == 3
+    assert of_four.model.routing.seed == 4
