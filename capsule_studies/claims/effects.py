@@ -222,6 +222,24 @@ def _of_report(folder: Path, claim: dict[str, Any]) -> Effect:
     )
 
 
+def runs_compared(
+    claim: dict[str, Any], folder: Path = RESULTS
+) -> tuple[pd.DataFrame, pd.DataFrame] | None:
+    """Return the runs of both samples; ``None`` if a claim compares with a number, or differences of columns."""
+    if "comparison" in claim:
+        source = claim["comparison"]
+        _, line = line_of(folder, **source)
+        first, second = (
+            _runs_of_line(folder, source["file"], line, side) for side in ("first", "second")
+        )
+        return first, second
+    samples = claim["first"], claim["second"]
+    if any(not isinstance(sample, dict) or "minus" in sample for sample in samples):
+        return None
+    first, second = (_runs_of_sample(sample, folder) for sample in samples)
+    return first, second
+
+
 def _difference(line: pd.Series) -> Difference:
     counts = int(line["n_first"]), int(line["n_second"])
     return Difference(

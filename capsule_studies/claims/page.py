@@ -12,6 +12,7 @@ from capsule_lab.errors import ConfigError
 from capsule_studies.claims import texts
 from capsule_studies.claims.effects import UNKNOWN, Effect, effect_of
 from capsule_studies.claims.figure import PAPERS, name_of
+from capsule_studies.claims.images import recorded
 from capsule_studies.claims.measured import (
     BENCHMARK,
     COUNT,
@@ -79,6 +80,7 @@ direction of a verdict is corrected; its size is not.
 - **Margin**: the smallest difference that would matter. Each proof has its size as Hedges' g, and where it comes from.
 - **n** is the number of seeds, or of pairs of runs with the same seed; "3 of 8" means that 8 were planned. Intervals
   cover other seeds; those of a bootstrap over clusters of images also cover other toys.
+{over_images}
 - **g** is Hedges' g: the difference in standard deviations of single runs.
 - **Planned** means that the comparison (family, margin, test), its measures, rows and seeds stood in the table in the
   commit of every run, and that no result of this table was known when it was added ([plans.csv](../results/plans.csv)
@@ -102,6 +104,13 @@ direction of a verdict is corrected; its size is not.
 are counted. {preliminary} preliminary tests, with fewer runs, are listed with their label.
 Several algorithms may test the same claim; the column "network" says what differs from the network of the paper.
 """
+
+_TEST_IMAGES = """\
+- **Test images** are the same for all networks. In {rows} rows, which compare errors and whose archives have all
+  predictions, the proof also has an interval over other seeds and other test images. It is a bootstrap, which counts
+  the chance of a single prediction three times, and so is too wide rather than too narrow. {different} of these rows
+  have an interval on one side of no difference; over other test images, {included} include no difference{listed}.
+  Verdicts are over seeds."""
 
 _PAPERS = f"""### A: our differences beside those of the papers
 
@@ -178,7 +187,7 @@ def page(every: list[Judged]) -> str:
     own = texts.in_table(every, "B")
     struck = texts.in_table(every, "C")
     changed = over_the_page(every).changed
-    proof = partial(_proof, over_page=changed, reasons=margins())
+    proof = partial(_proof, over_page=changed, over_images=recorded(), reasons=margins())
     rows = measured()
     parts = [
         _head(every, of_papers),
@@ -218,11 +227,34 @@ def _head(every: list[Judged], of_papers: list[Judged]) -> str:
         changed=_changed(every, over_page.changed),
         decided=over_page.decided,
         different=over_page.different,
+        over_images=_over_images(every),
         by_bh=over_page.by_benjamini_hochberg,
         papers=len(texts.by_claim(with_verdict)),
         tests=len(with_verdict),
         counts=texts.counted(with_verdict),
         preliminary=len(of_papers) - len(with_verdict),
+    )
+
+
+def _over_images(every: list[Judged]) -> str:
+    """Say how many intervals include no difference once they also cover other test images."""
+    intervals = recorded()
+    different = 0
+    included = []
+    for each in texts.not_struck(every):
+        name = each.claim["id"]
+        if name not in intervals or each.effect.low < 0 < each.effect.high:
+            continue
+        different += 1
+        low, high = intervals[name]
+        if low < 0 < high:
+            included.append(name)
+    listed = f" ({', '.join(included)})" if included else ""
+    return _TEST_IMAGES.format(
+        rows=len(intervals),
+        different=different,
+        included=len(included),
+        listed=listed,
     )
 
 
@@ -465,10 +497,16 @@ def _measured_proof(row: dict[str, Any]) -> str:
     return "\n".join([*lines, "", "</details>", ""])
 
 
-def _proof(each: Judged, over_page: dict[str, str], reasons: dict[tuple[str, str], str]) -> str:
+def _proof(
+    each: Judged,
+    over_page: dict[str, str],
+    over_images: dict[str, tuple[float, float]],
+    reasons: dict[tuple[str, str], str],
+) -> str:
     """Return the heading of a test, and what supports its verdict, folded.
 
-    ``over_page`` has the verdicts that a correction over the whole page would change; ``reasons`` is ``margins()``.
+    ``over_page`` has the verdicts that a correction over the whole page would change, ``over_images`` the intervals
+    that also cover other test images; ``reasons`` is ``margins()``.
     """
     claim = each.claim
     predicted = {"less": "smaller", "more": "larger"}[claim["expects"]]
@@ -483,6 +521,10 @@ def _proof(each: Judged, over_page: dict[str, str], reasons: dict[tuple[str, str
         f"- Margin: {_margin(each, reasons)}.",
         f"- Statistics: {_statistics(each)}.",
     ]
+    if claim["id"] in over_images:
+        low, high = over_images[claim["id"]]
+        limits = f"{texts.signed(low)} to {texts.signed(high)} {claim['unit']}"
+        lines.append(f"- Interval over other seeds and other test images: {limits}.")
     if "pairing" in claim:
         lines.append(f"- Pairing, by the plan: {claim['pairing']}.")
     if "network" in claim:
