@@ -17,7 +17,6 @@ Equivalence = Literal["yes", "no", "undecided"]
 
 LEVEL = 0.05  # two-sided; intervals cover 95 %
 POWER = 0.8  # Cohen 1988
-_DRAWS = 10_000  # ours: the interval then varies by about a percent of its width
 _MOST_RUNS = 10_000  # ours: no table has that many seeds
 
 
@@ -34,9 +33,8 @@ class Difference:
         g: Hedges' g, the difference in standard deviations of single runs, corrected for small samples.
         equivalent: whether the difference is smaller than a margin (two one-sided tests); ``None`` without a margin.
         spread: deviation of single runs, or of the differences of ``pairs``, that a t-test used; ``None`` without one.
-        error, df: standard error of the estimate, and its degrees of freedom; of a bootstrap, the deviation of its
-            draws, and the number of runs minus one.
-        error_of_clusters: the part of the error that more runs do not reduce; 0 without a bootstrap.
+        error, df: standard error of the estimate, and its degrees of freedom.
+        error_of_clusters: the part of the error that more runs do not reduce; 0 for a test over runs alone.
         g_error: the standard error in the unit of ``g``; ``None`` without ``g``.
     """
 
@@ -133,10 +131,10 @@ def unpaired_difference(
     difference = Difference(estimate, None, None, None, counts, test)
     if error == 0:
         return difference
-    spread = error / unit
-    known = replace(difference, spread=spread, error=error, df=df)
-    if sum(counts) > 2:
-        known = _with_g(known, spread, sum(counts) - 2)
+    known = replace(difference, spread=error / unit, error=error, df=df)
+    single = common or pooled([first, second])
+    if single is not None:
+        known = _with_g(known, single)
     return _by_t_test(known, margin)
 
 
@@ -184,7 +182,7 @@ def paired_difference(
     known = replace(difference, pairs=True, error=error, df=df)
     single = pooled([first, second])
     if single is not None:
-        known = _with_g(known, single.std, 2 * count - 2)
+        known = _with_g(known, single)
     if overlap:
         return _by_t_test(replace(known, test=f"{test}, corrected for overlapping folds"), margin)
     return _by_t_test(replace(known, spread=std), margin)
@@ -192,14 +190,18 @@ def paired_difference(
 
 def difference_from(values: Sequence[float], number: float) -> Difference:
     """Compare a sample with a number by Student's t-test."""
-    found = paired_difference(values, [number] * len(values))
-    found = replace(found, test="one-sample t-test")
-    if found.spread is None:
-        return found
-    return _with_g(found, found.spread, len(values) - 1)
+    count = len(values)
+    estimate = float(np.mean(values)) - number
+    difference = Difference(estimate, None, None, None, (count, count), "one-sample t-test")
+    single = pooled([values])
+    if single is None:
+        return difference
+    error = single.std / math.sqrt(count)
+    known = replace(difference, pairs=True, spread=single.std, error=error, df=count - 1)
+    return _by_t_test(_with_g(known, single), None)
 
 
-def resampled_difference(
+def crossed_difference(
     first: npt.NDArray[Any],
     second: npt.NDArray[Any],
     clusters: npt.NDArray[Any],
@@ -207,58 +209,51 @@ def resampled_difference(
     paired: bool,
     margin: float | None = None,
 ) -> Difference:
-    """Compare two rows by a bootstrap that draws runs and then clusters of test images, both with replacement.
+    """Compare two rows over other runs and other test images: both are random, and every run has every image.
+
+    The squared error is that over runs, as if the images stayed, plus that over clusters of images, as if the runs
+    stayed. The chance of a single prediction is in both parts, so that the error is too large rather than too small.
+    Its degrees of freedom are those of Satterthwaite 1946.
 
     Args:
         first, second: percent wrong of each image, ``(run, image)``: 0 or 100. Images are the same in all rows.
         clusters: cluster of each image, such as its toy; for single images, different numbers.
-        paired: whether runs with the same index are drawn together.
+        paired: whether runs with the same index belong together.
         margin: the largest difference that counts as none.
     """
-    _, cluster = np.unique(clusters, return_inverse=True)
-    sizes = np.bincount(cluster)
-    wrong_in_clusters = [np.bincount(cluster, run, len(sizes)) for run in (*first, *second)]
-    # clusters with the same results are interchangeable: draw how often each kind of cluster occurs
-    kinds, counts = np.unique(np.vstack([sizes, *wrong_in_clusters]), axis=1, return_counts=True)
-    generator = np.random.default_rng(0)
-    drawn = generator.multinomial(len(sizes), counts / len(sizes), _DRAWS)  # [draw kind]
-    images = drawn @ kinds[0]
-    wrong = drawn @ kinds[1 : 1 + len(first)].T  # [draw run]
-    wrong_of_second = drawn @ kinds[1 + len(first) :].T
-    weights = _weights_of_runs(generator, len(first))
-    weights_of_second = weights if paired else _weights_of_runs(generator, len(second))
-    mean = np.einsum("ds,ds->d", weights, wrong) / images
-    mean_of_second = np.einsum("ds,ds->d", weights_of_second, wrong_of_second) / images
-    draws = mean - mean_of_second
-    draws_of_clusters = wrong.mean(axis=1) / images - wrong_of_second.mean(axis=1) / images
-    low, high = np.quantile(draws, [LEVEL / 2, 1 - LEVEL / 2])
-    tail = min((draws <= 0).sum(), (draws >= 0).sum())
-    unit = "images" if len(sizes) == len(clusters) else f"{len(sizes)} clusters of images"
-    return Difference(
-        float(first.mean() - second.mean()),
-        float(low),
-        float(high),
-        min(1.0, 2 * (int(tail) + 1) / (_DRAWS + 1)),
+    compare = paired_difference if paired else unpaired_difference
+    over_runs = compare(first.mean(1), second.mean(1))
+    difference = first.mean(0) - second.mean(0)
+    variance_of_clusters, number = _variance_over_clusters(difference, clusters)
+    parts = [(over_runs.error**2, over_runs.df), (variance_of_clusters, number - 1.0)]
+    unit = "images" if number == len(clusters) else f"{number} clusters of images"
+    found = Difference(
+        float(difference.mean()),
+        None,
+        None,
+        None,
         (len(first), len(second)),
-        f"bootstrap over runs and {unit}",
-        equivalent=None if margin is None else _equivalence_of_draws(draws, margin),
-        error=float(np.std(draws, ddof=1)),
-        df=min(len(first), len(second)) - 1.0,
-        error_of_clusters=float(np.std(draws_of_clusters, ddof=1)),
+        f"crossed random effects of runs and {unit}",
+        error_of_clusters=math.sqrt(variance_of_clusters),
     )
+    variance = sum(part for part, _ in parts)
+    if variance == 0:
+        return found
+    df = variance**2 / sum(part**2 / df for part, df in parts if part > 0)
+    return _by_t_test(replace(found, error=math.sqrt(variance), df=df), margin)
 
 
-def _weights_of_runs(generator: np.random.Generator, count: int) -> npt.NDArray[Any]:
-    """Return how often each run is drawn, as a share of all: ``(draw, run)``."""
-    return generator.multinomial(count, np.full(count, 1 / count), _DRAWS) / count
-
-
-def _equivalence_of_draws(draws: npt.NDArray[Any], margin: float) -> Equivalence:
-    """Compare the 90 % interval of the draws with the margin: two one-sided tests."""
-    low, high = np.quantile(draws, [LEVEL, 1 - LEVEL])
-    if low > margin or high < -margin:
-        return "no"
-    return "yes" if -margin < low and high < margin else "undecided"
+def _variance_over_clusters(
+    values: npt.NDArray[Any], clusters: npt.NDArray[Any]
+) -> tuple[float, int]:
+    """Return the squared standard error of a mean over images, and the number of clusters; 0 for a single cluster."""
+    _, cluster = np.unique(clusters, return_inverse=True)
+    deviations = np.bincount(cluster, values - values.mean())
+    number = len(deviations)
+    if number < 2:
+        return 0.0, number
+    squares = float(np.square(deviations).sum())
+    return number / (number - 1) * squares / len(values) ** 2, number
 
 
 def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> Difference:
@@ -336,13 +331,9 @@ def interval_over_clusters(
 
     share = float(wrong.mean())
     images = len(wrong)
-    _, cluster = np.unique(clusters, return_inverse=True)
-    deviations = np.bincount(cluster, wrong - share)
-    number = len(deviations)
+    variance, number = _variance_over_clusters(wrong, clusters)
     if number < 2:
         return None
-    squares = float(np.square(deviations).sum())
-    variance = number / (number - 1) * squares / images**2
     independent = float(number)  # as many as clusters if none or all images are wrong
     if 0 < share < 1:
         of_one = share * (1 - share)
@@ -442,9 +433,9 @@ def _power(shift: float, df: float, level: float = LEVEL) -> float:
     return float(np.nan_to_num(above, nan=1.0) + np.nan_to_num(below, nan=0.0))
 
 
-def _with_g(found: Difference, single: float, df: int) -> Difference:
-    """Add Hedges' g, the difference in deviations of ``single`` runs, which have ``df`` degrees of freedom."""
-    unit = _small_sample(df) / single
+def _with_g(found: Difference, single: Spread) -> Difference:
+    """Add Hedges' g, the difference in deviations of ``single`` runs."""
+    unit = _small_sample(single.df) / single.std
     return replace(found, g=found.estimate * unit, g_error=found.error * unit)
 
 

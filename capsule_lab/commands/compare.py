@@ -14,7 +14,7 @@ from capsule_lab.commands.declare import command
 from capsule_lab.config import plain_yaml
 from capsule_lab.config.declaration import Options
 from capsule_lab.errors import ConfigError, MissingPackageError, RunError, one_line, printable
-from capsule_lab.statistics import mcnemar, resampled_difference
+from capsule_lab.statistics import crossed_difference, mcnemar
 from capsule_lab.system.extras import require
 from capsule_lab.system.files import expanded, read_regular
 from capsule_lab.system.terminal import aligned
@@ -162,7 +162,7 @@ def _text(value: object) -> str:
 
 
 def _test(first: _Compared, second: _Compared) -> str:
-    """Return McNemar's test on the predictions for the test images, or a bootstrap if several show one object."""
+    """Return McNemar's test on the predictions for the test images, or one over objects if several images show one."""
     one = runs.predictions.read(first.directory, first.record)
     other = runs.predictions.read(second.directory, second.record)
     if one is None or other is None:
@@ -178,7 +178,7 @@ def _test(first: _Compared, second: _Compared) -> str:
         answer = mcnemar(one.wrong, other.wrong)
     else:  # several images of one object are no independent images
         errors = one.wrong[None] * 100.0, other.wrong[None] * 100.0
-        answer = resampled_difference(*errors, one.cluster, paired=True)
+        answer = crossed_difference(*errors, one.cluster, paired=True)
     only_first = int((one.wrong & ~other.wrong).sum())
     only_second = int((other.wrong & ~one.wrong).sum())
     return (

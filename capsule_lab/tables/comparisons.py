@@ -341,7 +341,7 @@ def _over_images(pair: Pair) -> Difference | None:
     clusters = first[0].cluster if unit == "clusters" else np.arange(len(labels))
     if clusters is None:
         return None
-    return statistics.resampled_difference(
+    return statistics.crossed_difference(
         _percent_wrong(first),
         _percent_wrong(second),
         clusters,

@@ -23,9 +23,13 @@ def main() -> int:
 
 def _write() -> None:
     every = judged(read.read())
-    page.PAGE.write_text(page.page(every))
-    README.write_text(with_short_form(README.read_text(), every))
+    texts = {
+        page.PAGE: page.page(every),
+        README: with_short_form(README.read_text(), every),
+    }
     drawn = figures(every)
+    for file, text in texts.items():
+        file.write_text(text)
     FOLDER.mkdir(exist_ok=True)
     for file in FOLDER.glob("*.svg"):
         if file.name not in drawn:

@@ -98,6 +98,9 @@ def _recompute(claim: dict[str, Any]) -> int:
     before, now = _judged(claim, found.effect)
     recorded = before.effect
     agrees = _agree(before, now)
+    agreement = "yes" if agrees else "NO"
+    if not found.from_archive and "comparison" not in claim:
+        agreement = "nothing to compare: these runs are the record"
     _print(
         {
             claim["id"]: title(now),
@@ -112,7 +115,7 @@ def _recompute(claim: dict[str, Any]) -> int:
             f"{now.tests} tests)",
             "verdict": now.verdict,
             "recorded": f"{interval(recorded)} {claim['unit']}, {before.verdict} ({_record(claim)})",
-            "agreement": "yes" if agrees else "NO",
+            "agreement": agreement,
             "files": ", ".join(_files(claim)),
         }
     )

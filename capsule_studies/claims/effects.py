@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import pandas as pd
 from scipy.stats import t as student
 
 from capsule_lab import statistics
+from capsule_lab.errors import ConfigError
 from capsule_lab.statistics import Difference
 from capsule_studies.claims.read import RESULTS
 
@@ -54,8 +56,7 @@ class Effect:
         paired: whether runs with the same seed are compared.
         real: whether the data are real, not a stand-in.
         other: the test with the other pairing, for two kinds of networks with the same seeds; the larger p counts.
-        p_of_report: p of no difference after the correction of the report, if the difference comes from one.
-        over_runs: the difference over runs alone, which has Hedges' g; ``found`` unless that is a bootstrap.
+        over_runs: the difference over runs alone, which has Hedges' g; ``found`` unless that is also over images.
         images_seen: training images that a network of the first sample has seen; ``None`` if no record says it.
         means: the means of both samples, which differ by the estimate; ``None`` if they are not known.
     """
@@ -65,7 +66,6 @@ class Effect:
     real: bool = True
     plan: Plan = Plan()
     other: Difference | None = None
-    p_of_report: float = 0.0
     over_runs: Difference | None = None
     images_seen: int | None = None
     means: tuple[float, float] | None = None
@@ -133,7 +133,11 @@ def sign(claim: dict[str, Any]) -> int:
 
 
 def effect_of(claim: dict[str, Any], folder: Path = RESULTS) -> Effect:
-    """Compute the effect of a claim from the records in a folder, which has the files that a report writes."""
+    """Compute the effect of a claim from the records in a folder, which has the files that a report writes.
+
+    Raises:
+        ConfigError: if the claim does not fit the records.
+    """
     if "comparison" in claim:
         return _of_report(folder, claim)
     first = _sample(claim["first"], folder)
@@ -150,16 +154,15 @@ def effect_of(claim: dict[str, Any], folder: Path = RESULTS) -> Effect:
         second = pd.Series([float(claim["second"])])
         found = statistics.difference_from([*first], second.item())
     if found.low is None or found.high is None or found.p is None:
-        raise ValueError(
+        raise ConfigError(
             f"{claim['claim']} has samples without a deviation; expected several different values"
         )
-    source = claim.get("source", _source(claim["first"], folder))
     images_seen = _images_seen(_runs_of_sample(claim["first"], folder))
     plan = Plan(commits=_commits_of_samples(claim, folder))
     return Effect(
         found,
         paired,
-        source == "real",
+        _source(claim, folder) == "real",
         plan,
         other,
         images_seen=images_seen,
@@ -178,16 +181,30 @@ def _compared(first: pd.Series, second: pd.Series, *, paired: bool) -> Differenc
 def line_of(
     folder: Path, file: str, name: str, row: str = "", column: str = ""
 ) -> tuple[pd.DataFrame, pd.Series]:
-    """Return all comparisons of a table, and the line that a claim names."""
-    frame = read_csv(folder / f"{file}_comparisons.csv")
+    """Return all comparisons of a table, and the line that a claim names.
+
+    Raises:
+        ConfigError: if there is no such line with a p value, or more than one.
+    """
+    path = folder / f"{file}_comparisons.csv"
+    if not path.is_file():
+        raise ConfigError(
+            f"{path} does not exist; `capsule-lab report table={file} out=…` writes it"
+        )
+    frame = read_csv(path)
     chosen = frame[frame["comparison"] == name]
     chosen = chosen[chosen["first"].str.startswith(row)]
     chosen = chosen[chosen["first_column"].str.startswith(column)]
     if len(chosen) != 1:
-        raise ValueError(
+        raise ConfigError(
             f"{file}_comparisons.csv has {len(chosen)} lines of {name}, {row!r}, {column!r}; expected one"
         )
-    return frame, chosen.iloc[0]
+    line = chosen.iloc[0]
+    if line["p"] == "":
+        raise ConfigError(
+            f"{file}_comparisons.csv has no p value of {name}, {row!r}, {column!r}: {line['remark']}"
+        )
+    return frame, line
 
 
 def _of_report(folder: Path, claim: dict[str, Any]) -> Effect:
@@ -204,7 +221,7 @@ def _of_report(folder: Path, claim: dict[str, Any]) -> Effect:
     other = None
     if "pairing" in claim:
         if plan.label != PLANNED:
-            raise ValueError(
+            raise ConfigError(
                 f"{claim['id']} has a reason for its pairing and no plan; expected a planned comparison"
             )
     elif line["first"] != line["second"] and "t-test" in line["test"]:
@@ -215,7 +232,6 @@ def _of_report(folder: Path, claim: dict[str, Any]) -> Effect:
         line["source"] == "real",
         plan,
         other,
-        float(line["p_holm"]),
         _compared(first, second, paired=paired),
         _images_seen(runs),
         means,
@@ -242,6 +258,10 @@ def runs_compared(
 
 def _difference(line: pd.Series) -> Difference:
     counts = int(line["n_first"]), int(line["n_second"])
+    first, second = counts
+    error = _number(line["error"])
+    pairs = "paired" in line["test"]
+    error_of_single_runs = math.sqrt(1 / first if pairs else 1 / first + 1 / second)
     return Difference(
         _number(line["difference"]),
         _number(line["low"]),
@@ -250,7 +270,9 @@ def _difference(line: pd.Series) -> Difference:
         counts,
         line["test"],
         equivalent=line["equivalent"] or None,
-        error=_number(line["error"]),
+        spread=error / error_of_single_runs,
+        pairs=pairs,
+        error=error,
         df=_number(line["df"]),
         error_of_clusters=float(line["error_of_clusters"]),
     )
@@ -263,7 +285,13 @@ def _number(cell: Any) -> float:
 def _plan(file: str, frame: pd.DataFrame, line: pd.Series) -> Plan:
     plans = read_csv(RESULTS / "plans.csv")
     plans = plans[plans["table"] == file]
-    known = plans[plans["comparison"] == line["comparison"]].iloc[0]
+    plans = plans[plans["comparison"] == line["comparison"]]
+    if plans.empty:
+        raise ConfigError(
+            f"results/plans.csv has no {line['comparison']} of {file}; "
+            "`python -m capsule_studies.claims.plans` writes it"
+        )
+    known = plans.iloc[0]
     label = {"yes": PLANNED, "no": AFTER, "unknown": UNKNOWN}[known["planned"]]
     source = line["source"]
     name = "family" if line["family"] else "comparison"
@@ -347,7 +375,7 @@ def _runs_of_sample(source: dict[str, str], folder: Path) -> pd.DataFrame:
     if "status" in frame:
         frame = frame[frame["status"] == "done"]
     if frame.empty or frame["seed"].duplicated().any():
-        raise ValueError(f"{source} has {len(frame)} runs; expected one of each seed")
+        raise ConfigError(f"{source} has {len(frame)} runs; expected one of each seed")
     return frame
 
 
@@ -364,9 +392,21 @@ def _sample(source: dict[str, str], folder: Path = RESULTS) -> pd.Series:
     return values - _sample(subtracted, folder)
 
 
-def _source(sample: dict[str, str], folder: Path) -> str:
-    frame = read_csv(folder / sample["file"])
-    return str(frame["source"].iloc[0]) if "source" in frame else "real"
+def _source(claim: dict[str, Any], folder: Path) -> str:
+    """Return whether the data of both samples are ``real`` or a ``standin``."""
+    known: set[str] = set()
+    for sample in (claim["first"], claim["second"]):
+        if isinstance(sample, dict):
+            runs = _runs_of_sample(sample, folder)
+            known.update(runs.get("source", []))
+    if known in ({"real"}, {"standin"}):
+        return known.pop()
+    if known <= {""} and "source" in claim:
+        return str(claim["source"])
+    raise ConfigError(
+        f"{claim['id']}: its runs have the sources {sorted(known)}; expected one, or none and the key source, real or "
+        "standin"
+    )
 
 
 def _p_of_less(test: Difference, smallest: float, direction: int) -> float:

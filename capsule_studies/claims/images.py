@@ -1,7 +1,7 @@
 """Writes results/claims_over_images.csv: intervals over other seeds and other test images.
 
 The intervals of the page are over seeds, because all networks have the same test images. Where a claim compares errors,
-and the archives have the predictions of all its runs, a bootstrap draws both; see ``statistics.resampled_difference``.
+and the archives have the predictions of all its runs, both can be other ones; see ``statistics.crossed_difference``.
 
 ``python -m capsule_studies.claims.images`` reads the archives, which takes a minute; ``make claims`` reads the file
 only. Run it after new results of a table.
@@ -21,8 +21,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from capsule_lab import statistics
+from capsule_lab.errors import ConfigError
 from capsule_lab.runs import predictions
 from capsule_lab.runs.files import write_text
+from capsule_lab.runs.predictions import Predictions
 from capsule_lab.statistics import Difference
 from capsule_lab.tables.formats import as_csv
 from capsule_studies.claims.effects import effect_of, read_csv, runs_compared
@@ -45,20 +47,32 @@ def over_images(claim: dict[str, Any], folders: Mapping[Path, Path]) -> Differen
     Returns:
         The difference with its interval; ``None`` unless every run has predictions whose error is the value that the
         claim compares.
+
+    Raises:
+        ConfigError: if runs were tested on different images.
     """
     compared = runs_compared(claim)
     if compared is None:
         return None
     samples = []
     for runs, archive in zip(compared, _archives(claim), strict=True):
-        wrong = _percent_wrong(runs, folders[archive]) if archive in folders else None
-        if wrong is None:
+        found = _predictions(runs, folders[archive]) if archive in folders else None
+        if found is None:
             return None
-        samples.append(wrong)
+        samples.append(found)
     first, second = samples
-    each_image = np.arange(first.shape[1])
     paired = effect_of(claim).paired
-    return statistics.resampled_difference(first, second, each_image, paired=paired)
+    if paired:
+        seeds = sorted(first.keys() & second.keys())
+        first, second = ({seed: sample[seed] for seed in seeds} for sample in samples)
+    every = [*first.values(), *second.values()]
+    labels = every[0].label
+    if not all(np.array_equal(each.label, labels) for each in every):
+        raise ConfigError(
+            f"{claim['id']} has runs with different test images; expected the same in every run"
+        )
+    wrong, other_wrong = (_percent_wrong(sample) for sample in (first, second))
+    return statistics.crossed_difference(wrong, other_wrong, np.arange(len(labels)), paired=paired)
 
 
 def frame(claims: list[dict[str, Any]]) -> pd.DataFrame:
@@ -88,24 +102,26 @@ def _archives(claim: dict[str, Any]) -> list[Path]:
     return [archives[0], archives[-1]]
 
 
-def _percent_wrong(runs: pd.DataFrame, folder: Path) -> npt.NDArray[Any] | None:
-    """Return 0 or 100 for each image, ``(run, image)``, in the order of seeds; ``None`` without predictions."""
+def _predictions(runs: pd.DataFrame, folder: Path) -> dict[int, Predictions] | None:
+    """Return the predictions of every run by seed; ``None`` without them, or if a value is not their error."""
     if "directory" not in runs:
         return None
-    wrong = []
+    by_seed = {}
     for run in runs.sort_values("seed").itertuples():
         directory = folder / run.directory
         record = directory / "metrics.json"
-        found = None
-        if record.is_file():
-            found = predictions.read(directory, json.loads(record.read_text()))
-        if found is None:
+        if not record.is_file():
             return None
-        percent = 100.0 * found.wrong
-        if abs(percent.mean() - float(run.value)) > _ROUNDING:
-            return None  # the claim does not compare the error of the test
-        wrong.append(percent)
-    return np.stack(wrong)
+        found = predictions.read(directory, json.loads(record.read_text()))
+        if found is None or abs(100 * found.wrong.mean() - float(run.value)) > _ROUNDING:
+            return None
+        by_seed[int(run.seed)] = found
+    return by_seed
+
+
+def _percent_wrong(sample: Mapping[int, Predictions]) -> npt.NDArray[Any]:
+    """Return 0 or 100 for each image, ``(run, image)``."""
+    return np.stack([100.0 * each.wrong for each in sample.values()])
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ def needs(each: Judged) -> str:
         return _of_clusters(each)
     matters = f"{each.claim['smallest']:g} {each.claim['unit']}"
     correction = f"with a power of 80 %, as one of {each.tests} tests"
-    needed = each.needed
+    needed = each.needed_for(each.claim["smallest"])
     if needed is None:
         sentence = f"another network or a larger margin. Seeds differ too much to find {matters}."
         observed = each.needed_for(abs(each.effect.found.estimate))
@@ -27,14 +27,15 @@ def needs(each: Judged) -> str:
         return sentence
     needed = max(needed, FEWEST)
     sentence = f"about {needed} seeds to find a difference of {matters} {correction}."
-    pairs = None if each.effect.paired else each.needed_for(each.claim["smallest"], paired=True)
+    paired = [test for test in each.effect.tests if test.pairs]
+    pairs = each.seeds_for(each.claim["smallest"], paired[0]) if paired else None
     if pairs is not None and pairs <= needed / 2:
         sentence += f" Pairing limits this: in a new table that pairs seeds from the start, about {pairs} pairs do."
     return sentence
 
 
 def _of_clusters(each: Judged) -> str:
-    """Describe what limits a bootstrap over runs and clusters of images."""
+    """Describe what limits a test over runs and clusters of images."""
     found = each.effect.found
     clusters = re.search(r"(\d+) clusters", found.test)
     assert clusters is not None, found.test

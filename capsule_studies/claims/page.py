@@ -33,7 +33,7 @@ from capsule_studies.claims.read import (
     open_points,
     versions,
 )
-from capsule_studies.claims.recompute import files_of
+from capsule_studies.claims.recompute import archives_of, files_of
 from capsule_studies.claims.verdicts import (
     CORRECTION,
     HOLDS,
@@ -79,7 +79,7 @@ direction of a verdict is corrected; its size is not.
 - **Standard errors** and their degrees of freedom are those of the report (Welch's, where deviations differ).
 - **Margin**: the smallest difference that would matter. Each proof has its size as Hedges' g, and where it comes from.
 - **n** is the number of seeds, or of pairs of runs with the same seed; "3 of 8" means that 8 were planned. Intervals
-  cover other seeds; those of a bootstrap over clusters of images also cover other toys.
+  cover other seeds; those over clusters of images also cover other toys.
 {over_images}
 - **g** is Hedges' g: the difference in standard deviations of single runs.
 - **Planned** means that the comparison (family, margin, test), its measures, rows and seeds stood in the table in the
@@ -107,8 +107,8 @@ Several algorithms may test the same claim; the column "network" says what diffe
 
 _TEST_IMAGES = """\
 - **Test images** are the same for all networks. In {rows} rows, which compare errors and whose archives have all
-  predictions, the proof also has an interval over other seeds and other test images. It is a bootstrap, which counts
-  the chance of a single prediction three times, and so is too wide rather than too narrow. {different} of these rows
+  predictions, the proof also has an interval over other seeds and other test images, as crossed random effects. It
+  counts the chance of a single prediction twice, and so is too wide rather than too narrow. {different} of these rows
   have an interval on one side of no difference; over other test images, {included} include no difference{listed}.
   Verdicts are over seeds."""
 
@@ -301,7 +301,7 @@ def abstract_of(every: list[Judged]) -> str:
     for sentence in abstract():
         for name, expected in sentence.get("verdicts", {}).items():
             if not verdicts[name].startswith(expected):
-                raise ValueError(
+                raise ConfigError(
                     f"The abstract says of {name}: {expected}, but its verdict is: {verdicts[name]}. "
                     "Write the sentence anew in docs/claims.yaml, section abstract."
                 )
@@ -546,9 +546,11 @@ def _proof(
     lines.append(f"- Scale: {claim['scale']}")
     if not each.is_decided or each.verdict == OPPOSITE_NOT:
         lines.append(f"- Needs: {needs(each)}")
+    has_archives = all(archive.is_file() for archive in archives_of(claim).values())
+    source = "the archive" if has_archives else "the CSV of runs"
     lines += [
         f"- What would change the verdict: {claim['change']}",
-        f"- Repeat: `make claim id={claim['id']}` from the archive, `make claim id={claim['id']} train=true` with new "
+        f"- Repeat: `make claim id={claim['id']}` from {source}, `make claim id={claim['id']} train=true` with new "
         f"seeds. The whole table: `{claim['command']}`",
         f"- Records: {_records(claim)}",
         "",
@@ -615,13 +617,9 @@ def _of_paper(each: Judged) -> list[str]:
 def _outcome(source: dict[str, Any]) -> str:
     """Describe a difference that does not decide the claim."""
     effect = effect_of({"claim": "a difference beside a claim", **source})
-    corrected = ""
-    if effect.plan.family_p:
-        corrected = f", {texts.p_value(effect.p_of_report)} in its report"
     p = effect.found.p
     assert p is not None
-    uncorrected = f"{texts.p_value(p)} uncorrected"
-    return f"{texts.interval(effect)}, {uncorrected}{corrected}, n = {effect.count}."
+    return f"{texts.interval(effect)}, {texts.p_value(p)} uncorrected, n = {effect.count}."
 
 
 def _warnings(effect: Effect) -> list[str]:

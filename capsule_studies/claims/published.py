@@ -57,7 +57,7 @@ def published_of(claim: dict[str, Any], effect: Effect) -> Published | None:
     """Return the published effect of a claim; ``None`` if ``published`` is missing, or says why there is none.
 
     Ours is compared with it only on the data set of the paper, at errors within a factor of two of the paper's, and
-    after a tenth of its training. A stand-in is another data set.
+    after a tenth of its training, if both lengths are known. A stand-in is another data set.
     """
     published = claim.get("published")
     if not isinstance(published, dict):
@@ -130,6 +130,8 @@ def _why_not_compared(
         if max(ours, of_paper) > _LARGEST_FACTOR * min(ours, of_paper):
             first, second = effect.means
             return "other errors", f"our networks have errors of {first:.3g} and {second:.3g} %"
+    if compute is None:
+        return "unknown training", "how long its networks trained, or ours, is not known"
     return "", ""
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from capsule_lab.errors import ConfigError, closest
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 CLAIMS = ROOT / "docs" / "claims.yaml"
@@ -19,13 +21,62 @@ KINDS = {
     "tautology": "tests that their construction decides, or a network that breaks",
 }
 
+KEYS = frozenset(
+    {
+        "algorithm",
+        "archive",
+        "asks",
+        "beside",
+        "by",
+        "caveat",
+        "change",
+        "claim",
+        "command",
+        "comparison",
+        "data",
+        "expects",
+        "figure",
+        "first",
+        "id",
+        "kind",
+        "network",
+        "paired",
+        "pairing",
+        "pending",
+        "planned_first",
+        "published",
+        "records",
+        "scale",
+        "second",
+        "short",
+        "smallest",
+        "source",
+        "struck",
+        "test",
+        "topic",
+        "unit",
+    }
+)
+"""Keys of a claim; the head of docs/claims.yaml explains them."""
+
 
 def read(*, pending: bool = False) -> list[dict[str, Any]]:
-    """Return the claims of docs/claims.yaml with the keys of their groups, or those whose records are ``pending``."""
+    """Return the claims of docs/claims.yaml with the keys of their groups, or those whose records are ``pending``.
+
+    Raises:
+        ConfigError: for a key that no claim has, because a misspelt one could change a verdict.
+    """
     claims = []
     for group in _section("topics"):
         own = group.pop("claims")
         claims += [{**group, **claim} for claim in own]
+    for claim in claims:
+        for key in claim.keys() - KEYS:
+            meant = closest(key, KEYS)
+            hint = f"; did you mean {meant}?" if meant else ""
+            raise ConfigError(
+                f"docs/claims.yaml, {claim.get('id')}: no claim has the key {key}{hint}"
+            )
     return [claim for claim in claims if claim.get("pending", False) is pending]
 
 
@@ -71,6 +122,14 @@ def _section(name: str) -> list[Any]:
 
 
 def with_block(text: str, start: str, end: str, block: str) -> str:
-    """Return a text with another block between two lines that say who writes it."""
+    """Return a text with another block between two lines that say who writes it.
+
+    Raises:
+        ConfigError: if the lines are not there.
+    """
+    if start not in text or end not in text.partition(start)[2]:
+        raise ConfigError(
+            f"the text has no lines {start.strip()!r} and {end.strip()!r}, between which it is written"
+        )
     pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
     return pattern.sub(lambda _: start + block + end, text)

@@ -25,10 +25,11 @@ _RUNS = "_runs.csv"
 
 @dataclass(frozen=True)
 class Recomputed:
-    """An effect, and the sentence that says where its numbers come from."""
+    """An effect, the sentence that says where its numbers come from, and whether these are run directories."""
 
     effect: Effect
     source: str
+    from_archive: bool = True
 
 
 def files_of(claim: dict[str, Any]) -> list[str]:
@@ -152,4 +153,5 @@ def reading_runs_in(folder: Path) -> Iterator[None]:
 def _from_csv(claim: dict[str, Any], why: str) -> Recomputed:
     effect = effect_of(claim)
     found = effect.over_runs or effect.found
-    return Recomputed(replace(effect, found=found), f"{runs_of(claim)}, because {why}")
+    source = f"{runs_of(claim)}, because {why}"
+    return Recomputed(replace(effect, found=found), source, from_archive=False)

@@ -7,11 +7,12 @@ that matters as margin. All three belong to one family of Holm's correction.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from capsule_lab import statistics
+from capsule_lab.statistics import Difference
 from capsule_studies.claims.effects import Effect, effect_of, sign
 from capsule_studies.claims.published import Published, published_of
 
@@ -120,7 +121,7 @@ class Judged:
         """Whether the planned measure was significant in the other direction, or found nothing where this one does."""
         if self.planned_first is None or verdict in (UNDECIDED, PRELIMINARY):
             return False
-        significant = self.planned_first.p_of_report < statistics.LEVEL
+        significant = _p_alone(self.planned_first) < statistics.LEVEL
         towards = sign(self.claim) * self.planned_first.found.estimate
         if verdict == EQUAL:
             return significant
@@ -130,24 +131,24 @@ class Judged:
             return significant and towards < 0
         return not significant or (towards > 0) != verdict.startswith("holds")
 
-    @property
-    def needed(self) -> int | None:
-        """Seeds that find the smallest difference that matters with a power of 80 %, as one of ``tests``."""
-        return self.needed_for(self.claim["smallest"])
+    def needed_for(self, difference: float) -> int | None:
+        """Return the seeds that find a difference with a power of 80 %, as one of ``tests``, by all tests that count.
 
-    def needed_for(self, difference: float, *, paired: bool | None = None) -> int | None:
-        """Return the seeds that find a difference, with the test of the table or with the other pairing."""
-        use_other = paired is not None and paired != self.effect.paired
-        test = self.effect.other if use_other else self.effect.found
-        pairs = self.effect.paired if paired is None else paired
-        if test is None:
-            return None
-        first, second = test.counts
-        spread = test.error / math.sqrt(1 / first + 1 / second)
-        if pairs:
-            spread = test.error * math.sqrt(first)
+        ``None`` if 10,000 are not enough.
+        """
+        numbers = []
+        for test in self.effect.tests:
+            seeds = self.seeds_for(difference, test)
+            if seeds is None:
+                return None
+            numbers.append(seeds)
+        return max(numbers)
+
+    def seeds_for(self, difference: float, test: Difference) -> int | None:
+        """Return the seeds, or pairs of seeds, that find a difference by one test."""
         level = statistics.LEVEL / self.tests
-        return statistics.runs_for(difference, spread, pairs=pairs, level=level)
+        assert test.spread is not None
+        return statistics.runs_for(difference, test.spread, pairs=test.pairs, level=level)
 
 
 def _sized(least: float, most: float, smallest: float, verdicts: tuple[str, str, str]) -> str:
@@ -182,36 +183,40 @@ def judged(claims: list[dict[str, Any]], effects: list[Effect] | None = None) ->
 
 def _correct(members: list[Judged]) -> None:
     """Correct the p values of the claims of one family."""
-    others = _p_values_of_others(members)
+    others = _p_values_of_others([each.effect for each in members])
     not_made = [1.0] * (2 * len(others))
-    corrected = statistics.holm([*_p_values_of_all(members), *others, *not_made])
-    for index, each in enumerate(members):
-        each.p = max(corrected[index], each.effect.p_of_report)
-        each.p_of_smaller = corrected[len(members) + index]
-        each.p_of_larger = corrected[2 * len(members) + index]
-        each.tests = len(corrected)
+    corrected = _corrected(members, [*others, *not_made])
+    for each, p_values in zip(members, corrected, strict=True):
+        each.p, each.p_of_smaller, each.p_of_larger = p_values
+        each.tests = 3 * (len(members) + len(others))
 
 
-def _p_values_of_all(every: list[Judged]) -> list[float]:
-    """Return the p values of all three tests: of no difference first, then of differences that matter."""
-    smaller = []
-    larger = []
+def _corrected(
+    every: list[Judged], others: Sequence[float] = ()
+) -> list[tuple[float, float, float]]:
+    """Correct the three p values of every claim by Holm's method: ``p``, ``p_of_smaller``, ``p_of_larger``."""
+    p_values = []
     for each in every:
-        smaller.append(each.effect.p_of_smaller(each.claim))
-        larger.append(each.effect.p_of_larger(each.claim))
-    return [*_p_values(every), *smaller, *larger]
+        effect = each.effect
+        p_values += [effect.p, effect.p_of_smaller(each.claim), effect.p_of_larger(each.claim)]
+    corrected = statistics.holm([*p_values, *others])
+    of_claims = iter(corrected[: len(p_values)])
+    return [*zip(of_claims, of_claims, of_claims, strict=True)]
 
 
-def _p_values(every: list[Judged]) -> list[float]:
-    return [each.effect.p for each in every]
+def _p_alone(effect: Effect) -> float:
+    """Return the p value of no difference of one comparison of a family in which no other is a claim."""
+    others = _p_values_of_others([effect])
+    not_made = [1.0] * (2 * (1 + len(others)))
+    return statistics.holm([effect.p, *others, *not_made])[0]
 
 
-def _p_values_of_others(members: list[Judged]) -> list[float]:
+def _p_values_of_others(members: list[Effect]) -> list[float]:
     """Return the p values of the comparisons in the family that are no claims."""
-    plan = members[0].effect.plan
+    plan = members[0].plan
     if not plan.family:
         return []
-    claims = {each.effect.plan.line for each in members}
+    claims = {effect.plan.line for effect in members}
     return [p for line, p in plan.family_p.items() if line not in claims]
 
 
@@ -234,20 +239,15 @@ class Survivors:
 
 def survivors(every: list[Judged]) -> Survivors:
     """Correct the tests of all rows by Holm's method, and those of no difference by Benjamini and Hochberg's."""
-    p_values = _p_values(every)
-    corrected = statistics.holm(_p_values_of_all(every))
+    p_values = [each.effect.p for each in every]
     decided = 0
     changed = {}
-    for index, each in enumerate(every):
+    for each, corrected in zip(every, _corrected(every), strict=True):
         if not each.is_decided:
             continue
         decided += 1
-        over_page = replace(
-            each,
-            p=corrected[index],
-            p_of_smaller=corrected[len(every) + index],
-            p_of_larger=corrected[2 * len(every) + index],
-        )
+        p, p_of_smaller, p_of_larger = corrected
+        over_page = replace(each, p=p, p_of_smaller=p_of_smaller, p_of_larger=p_of_larger)
         if over_page.verdict != each.verdict:
             changed[each.claim["id"]] = over_page.verdict
     different = sum(p < statistics.LEVEL for p in p_values)

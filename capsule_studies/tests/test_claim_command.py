@@ -115,7 +115,7 @@ def test_without_an_archive_the_csv_of_runs_is_used(
     assert command.main([f"id={name}"]) == 0
     printed = capsys.readouterr().out
     assert "_runs.csv, because there is no archive results/" in printed
-    assert "agreement   yes" in printed
+    assert "agreement   nothing to compare" in printed
 
 
 def test_without_an_archive_a_comparison_is_made_again(

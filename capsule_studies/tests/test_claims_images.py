@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from capsule_lab.errors import ConfigError
 from capsule_lab.runs import predictions
 from capsule_studies.claims import images
 from capsule_studies.claims.read import read
@@ -24,7 +25,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     """Return ``over_images`` of a claim about two networks with these errors per seed, in percent."""
     generator = np.random.default_rng(3)
 
-    def runs(name: str, errors: list[float]) -> pd.DataFrame:
+    def runs(name: str, errors: list[float], label: int) -> pd.DataFrame:
         lines = []
         for seed, error in enumerate(errors):
             directory = tmp_path / f"{name}-{seed}"
@@ -32,8 +33,8 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
             wrong = np.zeros(IMAGES, dtype=np.int32)
             wrong[generator.permutation(IMAGES)[: round(error * IMAGES / 100)]] = 1
             arrays = {
-                "label": np.zeros_like(wrong),
-                "prediction": wrong,
+                "label": np.full_like(wrong, label),
+                "prediction": label + wrong,
                 "margin": 0.5 - wrong.astype(np.float32),
             }
             entry = predictions.write(directory, predictions.FILE, arrays)
@@ -41,8 +42,13 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
             lines.append({"seed": seed, "value": error, "directory": directory.name})
         return pd.DataFrame(lines)
 
-    def compared(first: list[float], second: list[float], **changed: Any) -> Any:
-        samples = runs("first", first).assign(**changed), runs("second", second)
+    def compared(
+        first: list[float], second: list[float], *, other_images: bool = False, **changed: Any
+    ) -> Any:
+        samples = (
+            runs("first", first, 0).assign(**changed),
+            runs("second", second, int(other_images)),
+        )
         monkeypatch.setattr(images, "runs_compared", lambda _: samples)
         monkeypatch.setattr(images, "archives_of", lambda _: {"of_a_table": ARCHIVE})
         monkeypatch.setattr(images, "effect_of", lambda _: SimpleNamespace(paired=False))
@@ -56,9 +62,14 @@ def test_interval_covers_other_images_although_all_seeds_agree(compare: Callable
     found = compare([2.0, 2.0, 2.0], [1.0, 1.0, 1.0])
     error_of_images = 100 * math.sqrt((0.02 + 0.01) / (3 * IMAGES))
     assert found.estimate == pytest.approx(1.0)
-    assert found.error > error_of_images
-    assert found.low < 1.0 - 2 * error_of_images
-    assert found.high > 1.0 + 2 * error_of_images
+    assert found.error == pytest.approx(error_of_images, rel=0.05)
+    assert found.low == pytest.approx(1.0 - 1.96 * error_of_images, abs=0.05)
+    assert found.high == pytest.approx(1.0 + 1.96 * error_of_images, abs=0.05)
+
+
+def test_runs_with_other_test_images_are_refused(compare: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="different test images"):
+        compare([2.0, 1.5], [1.0, 1.5], other_images=True)
 
 
 def test_a_value_that_is_not_the_error_of_the_predictions_has_no_interval(

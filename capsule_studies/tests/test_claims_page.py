@@ -15,6 +15,7 @@ import yaml
 from scipy import stats
 
 from capsule_lab import statistics
+from capsule_lab.errors import ConfigError
 from capsule_lab.statistics import Difference
 from capsule_studies.claims import drawing, effects, figure, page, plans, read, readme, texts
 from capsule_studies.claims.effects import AFTER, PLANNED, UNKNOWN, Effect, Plan
@@ -137,8 +138,9 @@ def test_the_figure_beside_papers_has_the_number_of_the_paper() -> None:
     assert f'd="M{place - 5:.1f} ' in text
     assert figure._place(0) < place < figure._place(3)
     assert "fill:#1b1b1b;stroke" not in text
-    comparable = replace(each.effect, means=(5.3, 7.4))
-    text = figure.beside_papers([replace(each, effect=comparable)])
+    comparable = replace(each.effect, means=(5.3, 7.4), images_seen=128_000)
+    claim = {**each.claim, "published": {**each.claim["published"], "seen": 256_000}}
+    text = figure.beside_papers([replace(each, claim=claim, effect=comparable)])
     assert "paper: within our interval" in text
     assert "fill:#1b1b1b;stroke" in text
 
@@ -160,6 +162,38 @@ def test_every_claim_is_complete() -> None:
             assert file.is_file()
         if "figure" in each:
             assert (RESULTS / each["figure"]).is_file()
+
+
+def test_a_misspelt_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check, C-051 would hold without its planned measure."""
+    claim = {"id": "C-051", "planed_first": {}}
+    monkeypatch.setattr(read, "_section", lambda _: [{"claims": [claim]}])
+    with pytest.raises(
+        ConfigError, match="C-051: no claim has the key planed_first; did you mean planned_first"
+    ):
+        read.read()
+
+
+def test_a_claim_about_real_and_other_data_is_refused(tmp_path: Path) -> None:
+    lines = [
+        "row,seed,value,source",
+        "a,0,1.0,real",
+        "a,1,1.5,real",
+        "b,0,2.0,standin",
+        "b,1,2.6,standin",
+    ]
+    (tmp_path / "mixed_runs.csv").write_text("\n".join(lines))
+    first, second = ({"file": "mixed_runs.csv", "row": row} for row in ("a", "b"))
+    claim = {"id": "C-000", "claim": "a is less than b", "first": first, "second": second}
+    with pytest.raises(
+        ConfigError, match=r"C-000: its runs have the sources \['real', 'standin'\]"
+    ):
+        effects.effect_of(claim, tmp_path)
+
+
+def test_a_text_without_the_lines_of_its_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the text has no lines 'start' and 'end'"):
+        read.with_block("end, and start", "start", "end", "block")
 
 
 def test_pending_claims_have_no_record() -> None:
@@ -341,7 +375,9 @@ def test_every_claim_has_a_heading_with_its_id_and_commands_that_repeat_it() -> 
     for name in IDS:
         _, _, proof = text.partition(f"\n#### {name}\n")
         proof, _, _ = proof.partition("</details>")
-        assert f"`make claim id={name}` from the archive" in proof
+        has_archive = "Records: no archive" not in proof
+        source = "the archive" if has_archive else "the CSV of runs"
+        assert f"`make claim id={name}` from {source}" in proof
         assert f"`make claim id={name} train=true` with new seeds" in proof
 
 
@@ -613,14 +649,13 @@ PLANNED_AND_LATER = {
 def test_a_later_measure_decides_only_with_the_planned_one(
     planned: Outcome, later: Outcome, expected: str
 ) -> None:
-    first = replace(planned.effect(), p_of_report=planned.p)
     found = Judged(
         LOWER,
         later.effect(),
         later.p,
         later.p_of_smaller,
         later.p_of_larger,
-        planned_first=first,
+        planned_first=planned.effect(),
     )
     assert found.verdict == expected
 
@@ -675,7 +710,7 @@ def test_the_larger_p_of_paired_and_unpaired_tests_counts() -> None:
 
 def test_all_tests_of_a_planned_family_are_corrected_together() -> None:
     """A family of three comparisons, of which two are claims, has nine tests."""
-    of_page = [effect(-0.1, 0.1, 0.03), replace(effect(-3, -1, 0.001), p_of_report=0.5)]
+    of_page = [effect(-0.1, 0.1, 0.03), effect(-3, -1, 0.001)]
     p_values = {0: 0.01, 1: 0.04, 2: 0.02}
     family = []
     for line in (0, 2):
@@ -690,7 +725,7 @@ def test_all_tests_of_a_planned_family_are_corrected_together() -> None:
     assert first.tests == 6
     assert second.tests == 6
     assert first.p == expected[0]
-    assert second.p == 0.5, "the report corrects the second more strictly"
+    assert second.p == expected[1]
     assert first.p_of_smaller == expected[2]
     assert second.p_of_smaller == expected[3]
     assert first.p_of_larger == expected[4]
@@ -765,7 +800,22 @@ def test_runs_that_find_the_difference_that_matters(paired: bool) -> None:
     expected = statistics.runs_for(0.7, found.spread, pairs=paired)
     claim = {"expects": "less", "smallest": 0.7}
     judgement = Judged(claim, Effect(found, paired), 1, 1)
-    assert judgement.needed == expected
+    assert judgement.needed_for(0.7) == expected
+
+
+def test_the_needed_runs_are_those_of_the_test_that_finds_less() -> None:
+    """Seeds that do not pair: the paired test needs more pairs than Welch's test needs runs."""
+    first = np.array([1.0, 2.0, 3.0, 4.0])
+    second = np.array([4.0, 2.5, 2.0, 0.5])
+    paired = statistics.paired_difference(first, second)
+    welch = statistics.unpaired_difference(first, second)
+    judgement = Judged(LOWER, Effect(welch, paired=False, other=paired), 1, 1)
+    pairs = judgement.seeds_for(1, paired)
+    runs = judgement.seeds_for(1, welch)
+    assert pairs is not None
+    assert runs is not None
+    assert pairs > runs
+    assert judgement.needed_for(1) == pairs
 
 
 @pytest.mark.parametrize("each", JUDGED, ids=IDS)
@@ -791,8 +841,9 @@ def test_a_preliminary_claim_needs_five_runs() -> None:
     each = BY_ID["C-075"]
     preliminary = replace(each, claim={**each.claim, "smallest": 20})
     assert preliminary.verdict == PRELIMINARY
-    assert preliminary.needed is not None
-    assert preliminary.needed < 5
+    needed = preliminary.needed_for(20)
+    assert needed is not None
+    assert needed < 5
     assert needs(preliminary).startswith("about 5 seeds")
 
 

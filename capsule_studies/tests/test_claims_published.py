@@ -83,7 +83,14 @@ def test_published_numbers_are_those_of_the_tables_in_sweeps(each: Judged) -> No
 CLAIM: dict[str, Any] = {
     "data": "MNIST",
     "unit": "points",
-    "published": {"source": "any", "data": "MNIST", "first": 1.0, "second": 3.0, "images": 1000},
+    "published": {
+        "source": "any",
+        "data": "MNIST",
+        "first": 1.0,
+        "second": 3.0,
+        "images": 1000,
+        "seen": 192_000,
+    },
 }
 FOUND = Difference(-1, -1.5, -0.5, 0.01, (5, 5), "any test", error=0.2, df=8)
 OURS = Effect(FOUND, paired=False, images_seen=96_000, means=(1.5, 2.5))
@@ -200,7 +207,10 @@ def test_whether_our_interval_excludes_the_published_difference(
 
 def test_share_of_the_papers_compute() -> None:
     assert published(seen=960_000).compute == 0.1
-    assert published().compute is None
+    unknown = published(seen=None)
+    assert unknown.compute is None
+    assert unknown.differs == "unknown training"
+    assert unknown.excluded is None
 
 
 def test_images_seen_come_from_the_records() -> None:
@@ -226,7 +236,7 @@ def test_every_claim_has_hedges_g_within_its_interval(each: Judged) -> None:
 
 
 def recorded_g(claim: dict[str, Any]) -> float | None:
-    """Hedges' g of the report; ``None`` for a claim from samples, and for a bootstrap."""
+    """Hedges' g of the report; ``None`` for a claim from samples, and for a test over images."""
     if "comparison" not in claim:
         return None
     asked = claim["comparison"]

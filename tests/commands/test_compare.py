@@ -94,7 +94,7 @@ def test_images_of_one_object_are_resampled_together(
     ended = cli("compare", "runs=[first,second]")
     assert "0 images are wrong only in the first run, 72 only in the second" in ended.out
     # McNemar takes 72 for independent images
-    assert "bootstrap over runs and 30 clusters of images" in ended.out
+    assert "crossed random effects of runs and 30 clusters of images" in ended.out
 
 
 @pytest.mark.parametrize(

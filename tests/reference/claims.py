@@ -1,7 +1,7 @@
 """The verdicts of docs/claims.md, written a second time from their rules, with numpy and scipy only.
 
 It reads docs/claims.yaml, the runs in results/, results/plans.csv, and of the comparisons only which rows they compare.
-Bootstraps over test toys are taken from the comparisons, because they need the predictions of every network.
+Tests over runs and toys are taken from the comparisons, because they need the predictions of every network.
 
 Costs have no verdict: ``ratios`` reads them from their records, and ``parameters`` counts by the sizes of the papers.
 """
@@ -126,7 +126,7 @@ def sides_of_comparison(asked: dict[str, str], *, by_plan: bool) -> Sides:
             chosen.append((number, line))
     ((number, line),) = chosen
     family = family_of(asked["file"], line)
-    if line["test"].startswith("bootstrap"):
+    if line["test"].startswith("crossed"):
         recorded = [float(line[key]) for key in ("difference", "error", "df", "p")]
         interval = float(line["low"]), float(line["high"])
         return Sides([Test(*recorded)], *interval, int(line["n_first"]), family, number)
@@ -269,7 +269,7 @@ def holm(p_values: dict[Any, float]) -> dict[Any, float]:
 
 def judge(claim: dict[str, Any], side: Sides, corrected: dict[Any, float]) -> Verdict:
     name = claim["id"]
-    p = max(corrected[name, "none"], p_of_report(claim, side))
+    p = corrected[name, "none"]
     as_claimed = corrected[name, "as claimed"]
     opposite = corrected[name, "opposite"]
     low, high = sorted([direction_of(claim) * side.low, direction_of(claim) * side.high])
@@ -299,14 +299,6 @@ def size_of(low: float, high: float, smallest: float) -> str:
     return ", but small" if high < smallest else ", size open"
 
 
-def p_of_report(claim: dict[str, Any], side: Sides) -> float:
-    """The p value of the report, which is corrected over the comparisons of its table."""
-    if "comparison" not in claim:
-        return 0.0
-    lines = lines_of(f"{claim['comparison']['file']}_comparisons.csv")
-    return float(lines[side.line]["p_holm"])
-
-
 def agrees(verdict: str, supports: bool, opposes: bool) -> bool:
     """Whether the measure that was planned first allows a verdict of a later one."""
     if verdict.startswith("holds"):
@@ -322,13 +314,14 @@ def agrees(verdict: str, supports: bool, opposes: bool) -> bool:
 
 def planned_measure(claim: dict[str, Any]) -> tuple[bool, bool]:
     """Whether the measure that was planned first supports the claim, and whether it opposes it."""
-    planned = claim["planned_first"]
-    for line in lines_of(f"{planned['file']}_comparisons.csv"):
-        if line["comparison"] == planned["name"] and line["first"].startswith(planned["row"]):
-            towards = direction_of(claim) * float(line["difference"])
-            significant = float(line["p_holm"]) < LEVEL
-            return significant and towards > 0, significant and towards < 0
-    raise LookupError(planned["name"])
+    side = sides_of_comparison(claim["planned_first"], by_plan=False)
+    p_values = {("ours", kind): 1.0 for kind in ("none", "as claimed", "opposite")}
+    p_values["ours", "none"] = max(test.p for test in side.tests)
+    for line, p in others_in(side.family, {side.line}).items():
+        p_values |= {(line, "none"): p, (line, "as claimed"): 1.0, (line, "opposite"): 1.0}
+    towards = direction_of(claim) * side.tests[0].difference
+    significant = holm(p_values)["ours", "none"] < LEVEL
+    return significant and towards > 0, significant and towards < 0
 
 
 def ratios() -> dict[str, dict[str, float]]:

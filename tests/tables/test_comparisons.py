@@ -114,7 +114,9 @@ def test_clusters_of_a_part_of_the_test_set(tmp_path: Path) -> None:
         change_record(directory, test=test)
     (found,) = compared(table, summarise(table))
     clusters = IMAGES // 20
-    assert found.difference.test == f"bootstrap over runs and {clusters} clusters of images"
+    assert (
+        found.difference.test == f"crossed random effects of runs and {clusters} clusters of images"
+    )
     expected = np.mean(novel_errors["a"]) - np.mean(novel_errors["b"])
     assert found.difference.estimate == pytest.approx(expected)
 
@@ -201,8 +203,8 @@ def test_comparisons_over_images_and_clusters_use_predictions(tmp_path: Path) ->
     over_clusters = {**PAIRS, "name": "clusters", "unit": "clusters", "family": "clusters"}
     found = answers(tmp_path, [over_images, over_clusters], wrong=some_wrong)
     images, clusters = [answer.difference for answer in found]
-    assert images.test == "bootstrap over runs and images"
-    assert clusters.test == "bootstrap over runs and 20 clusters of images"
+    assert images.test == "crossed random effects of runs and images"
+    assert clusters.test == "crossed random effects of runs and 20 clusters of images"
     for difference in (images, clusters):
         assert difference.low < difference.estimate < difference.high < 0
 

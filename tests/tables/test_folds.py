@@ -221,10 +221,10 @@ def test_networks_of_all_folds_are_compared_over_their_images(tmp_path: Path) ->
     assert difference.test == "exact McNemar test, these two networks of each fold"
 
 
-def test_several_seeds_of_all_folds_are_compared_by_a_bootstrap(tmp_path: Path) -> None:
+def test_several_seeds_of_all_folds_are_compared_over_runs_and_images(tmp_path: Path) -> None:
     file = table_over_folds(tmp_path, seeds=[0, 1], comparisons=[OVER_IMAGES])
     difference = the_comparison(file).difference
-    assert difference.test == "bootstrap over runs and images"
+    assert difference.test == "crossed random effects of runs and images"
     differences = pooled("a", [0, 1]) - pooled("b", [0, 1])
     assert difference.estimate == pytest.approx(100 * differences.mean())
 

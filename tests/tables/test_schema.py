@@ -110,7 +110,13 @@ ROUTINGS = {file.stem for file in (conf_dir() / "routing").glob("*.yaml")} - {"n
 COMPARED = read("routing_algorithms")
 TRAINED = [row for row in COMPARED.rows if row.overrides]
 
-VARIANTS = {"em_paper", "em_official_fast", "em_official_legacy", "em_tutorial", "random_couplings_drawn"}
+VARIANTS = {
+    "em_paper",
+    "em_official_fast",
+    "em_official_legacy",
+    "em_tutorial",
+    "random_couplings_drawn",
+}
 """Variants of routings in the table: other costs, initial values, normalisations and draws."""
 
 
