@@ -213,7 +213,8 @@ def crossed_difference(
 
     The squared error is that over runs, as if the images stayed, plus that over clusters of images, as if the runs
     stayed. The chance of a single prediction is in both parts, so that the error is too large rather than too small.
-    Its degrees of freedom are those of Satterthwaite 1946.
+    Its degrees of freedom are those of Satterthwaite 1946. Two networks, one of each row, are compared over clusters
+    only. Without another run of one row, nothing is known about other runs, and there is no interval.
 
     Args:
         first, second: percent wrong of each image, ``(run, image)``: 0 or 100. Images are the same in all rows.
@@ -227,17 +228,22 @@ def crossed_difference(
     variance_of_clusters, number = _variance_over_clusters(difference, clusters)
     parts = [(over_runs.error**2, over_runs.df), (variance_of_clusters, number - 1.0)]
     unit = "images" if number == len(clusters) else f"{number} clusters of images"
+    counts = (len(first), len(second))
+    test = f"crossed random effects of runs and {unit}"
+    if counts == (1, 1):
+        test = f"t-test over {unit}, these two networks"
     found = Difference(
         float(difference.mean()),
         None,
         None,
         None,
-        (len(first), len(second)),
-        f"crossed random effects of runs and {unit}",
+        counts,
+        test,
         error_of_clusters=math.sqrt(variance_of_clusters),
     )
     variance = sum(part for part, _ in parts)
-    if variance == 0:
+    is_one_run_unknown = min(counts) == 1 < max(counts)
+    if variance == 0 or is_one_run_unknown:
         return found
     df = variance**2 / sum(part**2 / df for part, df in parts if part > 0)
     return _by_t_test(replace(found, error=math.sqrt(variance), df=df), margin)

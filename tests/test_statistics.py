@@ -343,6 +343,19 @@ def test_crossed_interval_of_single_runs_equals_the_normal_interval_over_images(
     assert found.equivalent == "yes"
 
 
+def test_crossed_difference_with_one_run_of_a_row_has_no_interval() -> None:
+    """Nothing is known about other runs of this row; two networks are compared over clusters, and named as such."""
+    generator = np.random.default_rng(0)
+    first, second = (100.0 * (generator.random((runs, 40)) < 0.2) for runs in (1, 3))
+    clusters = np.arange(40) // 4
+    found = crossed_difference(first, second, clusters, paired=False)
+    assert found.estimate == pytest.approx(first.mean() - second.mean())
+    assert (found.p, found.low, found.high) == (None, None, None)
+    of_two = crossed_difference(first, second[:1], clusters, paired=False)
+    assert of_two.p is not None
+    assert of_two.test == "t-test over 10 clusters of images, these two networks"
+
+
 def test_crossed_difference_tells_the_part_of_the_error_that_more_runs_do_not_reduce() -> None:
     """Three toys in ten are wrong in every run: runs agree, so the clusters alone have the whole error."""
     clusters = np.repeat(np.arange(10), 50)

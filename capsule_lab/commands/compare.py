@@ -170,20 +170,21 @@ def _test(first: _Compared, second: _Compared) -> str:
     data = [[run.facts.get(key) for key in _DATA] for run in (first, second)]
     if data[0] != data[1] or not np.array_equal(one.label, other.label):
         return "no test: the runs were tested on different images"
+    try:
+        require("a test of two runs", "report", "scipy")
+    except MissingPackageError as error:
+        return f"no test: {error}"
     if one.cluster is None:
-        try:
-            require("McNemar's test", "report", "scipy")
-        except MissingPackageError as error:
-            return f"no test: {error}"
         answer = mcnemar(one.wrong, other.wrong)
     else:  # several images of one object are no independent images
         errors = one.wrong[None] * 100.0, other.wrong[None] * 100.0
         answer = crossed_difference(*errors, one.cluster, paired=True)
     only_first = int((one.wrong & ~other.wrong).sum())
     only_second = int((other.wrong & ~one.wrong).sum())
+    interval = "" if answer.low is None else f" ({answer.low:.2f} to {answer.high:.2f})"
     return (
         f"{only_first} images are wrong only in the first run, {only_second} only in the second: difference of errors "
-        f"{answer.estimate:+.2f} points ({answer.low:.2f} to {answer.high:.2f}), {_p_value(answer.p)} ({answer.test}); "
+        f"{answer.estimate:+.2f} points{interval}, {_p_value(answer.p)} ({answer.test}); "
         "a statement about kinds of networks needs several seeds of each: capsule-lab report"
     )
 

@@ -51,7 +51,13 @@ def main(options: SweepOptions) -> None:
             "hydra.launcher.timeout_min, after which a job is requeued and continues"
         )
     run_table(table, options.overrides, launcher.launch, deadline)
-    command = ["capsule-lab", "report", f"table={options.table}", *options.overrides]
+    command = ["capsule-lab", "report", f"table={options.table}"]
+    for key in ("rows", "columns", "seeds"):
+        chosen = getattr(options, key)
+        if chosen is not None:
+            listed = [chosen] if isinstance(chosen, (str, int)) else chosen
+            command.append(f"{key}=[{','.join(map(str, listed))}]")
+    command += options.overrides
     log.info("next: %s", shlex.join([*command, *search_override()]))
 
 

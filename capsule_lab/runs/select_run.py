@@ -49,12 +49,6 @@ def finished_run(
     return finished[0] if any_precision else None
 
 
-def finished_with_hash(fingerprint: str) -> FinishedRun | None:
-    """Return directory and result of the latest finished run with this hash, preferably on real data."""
-    finished = _finished(fingerprint)
-    return finished[0] if finished else None
-
-
 def locate(path: str | Path) -> Path:
     """Return the file of ready weights with this name, the latest run for ``last``, else the directory or file there.
 

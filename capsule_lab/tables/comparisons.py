@@ -166,10 +166,16 @@ def plan(answers: Sequence[Compared], difference: float, power: float) -> list[s
     known = [answer for answer in answers if answer.difference.spread is not None]
     if not known:
         raise TableError(
-            "no comparison of this table has a known deviation; expected comparisons: in the table, and two finished "
-            "seeds of both rows as a pilot"
+            "no comparison of this table has a known deviation over seeds; expected comparisons: in the table with "
+            "unit: seeds, and two finished seeds of both rows as a pilot"
         )
-    return [_needed_seeds(answer, difference, power) for answer in known]
+    lines = [_needed_seeds(answer, difference, power) for answer in known]
+    for answer in answers:
+        if answer.comparison.unit != "seeds":
+            lines.append(
+                f"{answer.name}: not planned, because {answer.comparison.unit} limit it as well as seeds"
+            )
+    return lines
 
 
 def _needed_seeds(answer: Compared, difference: float, power: float) -> str:
@@ -242,6 +248,7 @@ def _answered(pair: Pair, alike: Sequence[Pair]) -> Compared:
         difference = _over_seeds(pair, common)
         if common is not None:
             remarks.append(f"deviations below one test image: pooled over the family ({common})")
+    remarks += _left_out(pair)
     if difference.p is None:
         remarks.append(_why_no_p(pair, difference))
     return Compared(
@@ -252,6 +259,21 @@ def _answered(pair: Pair, alike: Sequence[Pair]) -> Compared:
         difference,
         remark="; ".join(remarks),
     )
+
+
+def _left_out(pair: Pair) -> list[str]:
+    """Return which runs are not compared, or should not be: without a value, or with times on other hardware."""
+    remarks = []
+    for entry in (pair.first, pair.second):
+        runs = entry.runs_on(real=pair.real)
+        left_out = sum(not math.isfinite(run.value) for run in runs)
+        if left_out:
+            remarks.append(
+                f"{left_out} of {len(runs)} runs of {entry.row.label} are left out: not reached, so longer than all"
+            )
+    if pair.first.is_time and pair.first.different_hardware:
+        remarks.append("times on different hardware, which cannot be compared")
+    return remarks
 
 
 def _why_no_p(pair: Pair, difference: Difference) -> str:

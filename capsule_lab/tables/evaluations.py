@@ -39,12 +39,17 @@ def fingerprint(training: Mapping[str, Any], command: Command, evaluate: Sequenc
 
 
 def command_overrides(
-    training: Mapping[str, Any], command: Command, evaluate: Sequence[str], weights: str
+    training: Mapping[str, Any],
+    command: Command,
+    evaluate: Sequence[str],
+    weights: str,
+    others: Mapping[str, str],
 ) -> list[str]:
     """Return the overrides of the command: the checkpoint, the devices of training, then those of the table.
 
-    ``data.<option>`` changes the training data, unless ``data=`` selects other data. Packages in the training
-    configuration are trusted, because the configuration does not come from the checkpoint.
+    ``others`` has the weights of other runs by the hash that stands for them. ``data.<option>`` changes the training
+    data, unless ``data=`` selects other data. Packages in the training configuration are trusted, because the
+    configuration does not come from the checkpoint.
     """
     assert command.measures
     trainer, standard = training["trainer"], _composed(command, ()).trainer
@@ -55,7 +60,7 @@ def command_overrides(
     own_data = not any(override.startswith("data=") for override in evaluate)
     table_overrides = []
     for override in evaluate:
-        resolved = _with_weights(override, command)
+        resolved = _with_weights(override, command, others)
         adds_key = own_data and resolved.startswith("data.")
         table_overrides.append(f"+{resolved}" if adds_key else resolved)
     packages = packages_of(training)
@@ -64,13 +69,12 @@ def command_overrides(
     return [f"ckpt={_as_value(weights)}", *devices, *trust, *table_overrides]
 
 
-def _with_weights(override: str, command: Command) -> str:
+def _with_weights(override: str, command: Command, others: Mapping[str, str]) -> str:
     """Replace the hash of a training run in an override by the file of its weights."""
     key, _, value = override.partition("=")
     if key not in command.other_weights:
         return override
-    finished = runs.select_run.finished_with_hash(value)
-    return f"{key}={_as_value(weights_of(*finished) if finished else UNKNOWN)}"
+    return f"{key}={_as_value(others.get(value, value))}"
 
 
 def _as_value(path: str) -> str:

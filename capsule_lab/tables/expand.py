@@ -236,12 +236,13 @@ def _evaluation_cells(
         training, *others = trained
         taken = [f"{key}={cell.fingerprint}" for key, cell in zip(row.takes, others, strict=True)]
         evaluate = (*row.evaluate[column.name], *taken)
-        weights = (
-            evaluations.weights_of(*training.finished) if training.finished else evaluations.UNKNOWN
-        )
+        weights, *weights_of_others = map(_weights, trained)
+        of_others = dict(zip((cell.fingerprint for cell in others), weights_of_others, strict=True))
         container = training.composed.container(training.seed)
         command = table.commands.of(row)
-        overrides = tuple(evaluations.command_overrides(container, command, evaluate, weights))
+        overrides = tuple(
+            evaluations.command_overrides(container, command, evaluate, weights, of_others)
+        )
         fingerprint = evaluations.fingerprint(container, command, evaluate)
         waits_for = next((cell.row.name for cell in trained if not cell.finished), "")
         cells_of_row.append(
@@ -259,6 +260,11 @@ def _evaluation_cells(
             )
         )
     return cells_of_row
+
+
+def _weights(cell: TrainingCell) -> str:
+    """Return the file of the weights of the attempt that the table counts."""
+    return evaluations.weights_of(*cell.finished) if cell.finished else evaluations.UNKNOWN
 
 
 @contextmanager

@@ -243,7 +243,11 @@ def as_latex(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]
     tested = [answer for answer in answers if answer.corrected is not None]
     lines = []
     for entry in entries:
-        p_values = [f"{answer.corrected:.2g}" for answer in tested if answer.first is entry]
+        p_values = []
+        for answer in tested:
+            if answer.first is entry:
+                data = "" if answer.real else " (stand-in)"
+                p_values.append(f"{answer.comparison.name}{data}: {answer.corrected:.2g}")
         lines.append(
             {
                 "column": printable(entry.column.label),
@@ -253,7 +257,7 @@ def as_latex(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]
                 "n": entry.ours.described_count if entry.ours else "",
                 "stand-in": _with_half_width(entry, real=False),
                 "n stand-in": entry.standin.described_count if entry.standin else "",
-                "p": ", ".join(p_values),
+                "p": "; ".join(p_values),
             }
         )
     frame = pd.DataFrame(lines)
@@ -295,6 +299,8 @@ def _caption(table: Table, entries: Sequence[Entry], tested: Sequence[Compared])
     if table.folds is not None:
         over = intervals_are_over(entries)
         what = f"Means over {table.folds} folds and 95 % intervals over all their {over}"
+    if any(entry.column.statistic == "median" for entry in entries):
+        what += "; medians (smallest to largest)"
     parts = [table.paper, what]
     if tested:
         tests = _listed(answer.difference.test for answer in tested)
@@ -420,11 +426,12 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
             f"partial test: {len(partial)} of {len(runs)} runs, such as {partial[0].name} with "
             f"{partial[0].partial_test}, did not use the whole test set; there is no difference from published values"
         )
-    dirty = [run for run in runs.values() if "-dirty" in str(run.result.get("commit"))]
+    dirty = [run for run in runs.values() if any(map(_is_dirty, run.commits))]
     if dirty:
+        commit = next(filter(_is_dirty, dirty[0].commits))
         found.append(
             f"uncommitted code: {len(dirty)} of {len(runs)} runs, such as {dirty[0].name}, used files that differ "
-            f"from the commit, {dirty[0].result['commit']}"
+            f"from the commit, {commit}"
         )
     return found + _folds(entries) + _duplicates(entries)
 
@@ -470,9 +477,13 @@ def _commits(runs: Iterable[Run]) -> dict[str, str]:
     """Return the name of a run for each commit, without the mark of uncommitted code."""
     found = {}
     for run in runs:
-        commit = str(run.result.get("commit") or "unknown")
-        found[commit.removesuffix("-dirty")] = run.name
+        for commit in run.commits:
+            found[commit.removesuffix("-dirty")] = run.name
     return found
+
+
+def _is_dirty(commit: str) -> bool:
+    return commit.endswith("-dirty")
 
 
 def _duplicates(entries: Sequence[Entry]) -> list[str]:

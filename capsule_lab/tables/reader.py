@@ -68,8 +68,8 @@ def read(table: str | Path | None, commands: Commands, overrides: Sequence[str] 
 def select(
     table: Table,
     *,
-    rows: Sequence[str] | str | None = None,
-    columns: Sequence[str] | str | None = None,
+    rows: Sequence[str | int] | str | int | None = None,
+    columns: Sequence[str | int] | str | int | None = None,
     seeds: Sequence[int] | int | None = None,
 ) -> Table:
     """Return a table with only these rows, columns and seeds, or all for ``None``; rows that others need remain.
@@ -155,7 +155,7 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
 
 
 def _among(
-    what: str, chosen: Sequence[str] | str | None, names: list[str], table: str
+    what: str, chosen: Sequence[str | int] | str | int | None, names: list[str], table: str
 ) -> Sequence[str]:
     if chosen is None:
         return names
@@ -163,10 +163,11 @@ def _among(
         raise TableError(
             f"{what} is {chosen}, but {table} has one without a name; leave {what}= out"
         )
-    listed = [chosen] if isinstance(chosen, str) else chosen
+    given = [chosen] if isinstance(chosen, (str, int)) else chosen
+    listed = [*map(str, given)]  # a name of digits is a number in an override
     if not listed:
         raise TableError(f"{what} is empty; expected some of {', '.join(names)}")
     for name in listed:
         if name not in names:
-            raise TableError(f"{what}: {name} is not in {table}; {suggest(str(name), names)}")
+            raise TableError(f"{what}: {name} is not in {table}; {suggest(name, names)}")
     return listed

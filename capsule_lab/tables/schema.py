@@ -25,7 +25,7 @@
         by: attack                             measured by another command; shown in columns with its metrics
         evaluate: [attack=pgd]
         takes: {source: [cnn, checkpoint]}     weights of another row with the same seed; checkpoint_of_next_seed
-                                               for the table's next seed, also of the row itself
+                                               for the next selected seed, also of the row itself
 
     comparisons:                              tests between rows, see ``capsule_lab.tables.comparisons``
       - {name: iterations, rows: [three_iterations], against: one_iteration, columns: [mnist], pairing: seed,

@@ -85,6 +85,17 @@ class Run:
         trained = str(training.get("precision") or "")
         return own if own == trained else f"{trained}, evaluated in {own}"
 
+    @property
+    def commits(self) -> list[str]:
+        """Commits of its code, and of the training if the row shows an evaluation; ``-dirty``: with other changes."""
+        results = [self.result]
+        if isinstance(self.cell, EvaluationCell) and self.cell.training.finished is not None:
+            results.append(self.cell.training.finished[1])
+        found: list[str] = []
+        for result in results:
+            found += str(result.get("commit") or "unknown").split("; ")
+        return list(dict.fromkeys(found))
+
     @cached_property
     def predictions(self) -> Predictions | None:
         """The predictions behind ``test/error`` or ``test/<part>/error``.
@@ -332,6 +343,11 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
         _check_precision(column, runs)
         different_hardware = _differing(runs, lambda run: run.hardware)
         entries += [replace(each, different_hardware=different_hardware) for each in of_column]
+    if not entries:
+        raise TableError(
+            f"no row of {table.name} has runs or published values in these columns and seeds; expected others in "
+            "rows=…, columns=… or seeds=…"
+        )
     return entries
 
 
@@ -385,7 +401,9 @@ def _entry(
     """
     found = [_run(cell, column) for cell in asked]
     if not any(run is not None and run.is_real_after_standin for run in found):
-        found += [_run(cell, column) for cell in others]
+        # a requested run may have used the stand-in, too
+        counted = {run.cell.repetition for run in found if run is not None and not run.real}
+        found += [_run(cell, column) for cell in others if cell.repetition not in counted]
     runs = tuple(run for run in found if run is not None)
     unfinished = tuple(_without(asked, [run.cell for run in runs]))
     return Entry(row, column, published, runs, unfinished, len(asked))

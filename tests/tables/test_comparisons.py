@@ -209,6 +209,33 @@ def test_comparisons_over_images_and_clusters_use_predictions(tmp_path: Path) ->
         assert difference.low < difference.estimate < difference.high < 0
 
 
+def test_one_run_of_one_row_has_no_test_over_images(tmp_path: Path) -> None:
+    over_images = {**APART, "unit": "images"}
+    errors = {"a": [1.0], "b": [1.0, 1.1, 1.2]}
+    (found,) = answers(tmp_path, [over_images], errors, some_wrong)
+    assert found.difference.p is None
+    assert found.remark == "no p value: it needs two runs a row"
+
+
+def test_runs_that_did_not_reach_the_value_are_named(tmp_path: Path) -> None:
+    metric = "time_to_accuracy/99/seconds"
+    columns = {"fast": {"overrides": [], "metric": metric, "statistic": "median"}}
+    comparisons = [{**APART, "columns": ["fast"]}]
+    file = write_table(
+        tmp_path, rows=ROWS, seeds=[0, 1, 2], columns=columns, comparisons=comparisons
+    )
+    table = read(file)
+    seconds = {"a": [10.0, None, None], "b": [20.0, 21.0, 22.0]}
+    for cell in expand(table):
+        found = {"99/seconds": seconds[cell.row.name][cell.seed]}
+        write_run(cell, time_to_accuracy=found, hardware=f"machine of {cell.row.name}")
+    (answer,) = compared(table, summarise(table))
+    assert answer.remark == (
+        "2 of 3 runs of a are left out: not reached, so longer than all; times on different hardware, which cannot be "
+        "compared; no p value: it needs two runs a row"
+    )
+
+
 def test_one_run_of_each_row_is_compared_by_mcnemar(tmp_path: Path) -> None:
     over_images = {**APART, "unit": "images"}
     (found,) = answers(tmp_path, [over_images], {"a": [1.0], "b": [1.0]}, some_wrong)

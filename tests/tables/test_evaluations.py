@@ -12,7 +12,8 @@ from capsule_lab.commands import compose
 from capsule_lab.config.composition import to_container
 from capsule_lab.errors import TableError
 from capsule_lab.system import protocol
-from capsule_lab.tables.cells import EvaluationCell
+from capsule_lab.tables import formats
+from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.expand import distinct, verify
 from tests.helpers.commands import Cli
 from tests.helpers.extensions import needs_studies
@@ -72,6 +73,20 @@ def test_evaluation_uses_the_weights_that_the_run_tested(
     config = compose("evaluate", overrides)
     assert config.data.eval_images == 50
     assert config.trainer.accelerator == "cpu"
+
+
+def test_report_names_the_commits_of_trainings_too(file: Path) -> None:
+    trainings = [cell for cell in cells_of(file) if isinstance(cell, TrainingCell)]
+    for cell in trainings:
+        write_run(cell, commit="abc-dirty")
+    for cell in cells_of(file)[len(trainings) :]:
+        write_evaluation(cell, error=2.0, commit="def")
+    entries = [entry for entry in entries_of(file) if entry.row.name == "evaluated"]
+    remarks = formats.remarks(entries)
+    (several,) = [remark for remark in remarks if "runs of 2 commits" in remark]
+    assert "evaluated seed" in several
+    (uncommitted,) = [remark for remark in remarks if remark.startswith("uncommitted code")]
+    assert uncommitted.endswith("the commit, abc-dirty")
 
 
 def test_evaluation_trusts_the_packages_of_the_training_configuration(table_file) -> None:

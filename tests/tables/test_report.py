@@ -20,11 +20,13 @@ import pytest
 from rich.console import Console
 
 from capsule_lab.commands.tables import read_table as read
+from capsule_lab.errors import TableError
 from capsule_lab.runs import directories, lock, results
 from capsule_lab.tables import formats
 from capsule_lab.tables.cells import TrainingCell
 from capsule_lab.tables.expand import STANDIN, expand
 from capsule_lab.tables.progress import Progress
+from capsule_lab.tables.reader import select
 from capsule_lab.tables.schema import Published, Table
 from capsule_lab.tables.summary import Entry, Mean, Run, best_runs, summarise
 from capsule_lab.tables.terminal_formats import Row, Sheet
@@ -251,6 +253,33 @@ def test_remarks_name_commits_uncommitted_code_and_rows_with_identical_results(t
     assert same == "error: identical test results for every seed: a; b"
     page = Page(formats.as_page(read(file), entries, ""))
     assert {*commits.values()} <= {*page.texts}
+
+
+def test_a_seed_counts_once_on_a_standin(table_file) -> None:
+    """A requested run without its data used the stand-in; another one was asked for it."""
+    file = table_file(rows=[{"name": "a", "overrides": ["data.source=auto"]}])
+    table = read(file)
+    on_standin = {"source": "standin", "name": "small digits"}
+    for requested in (expand(table), expand(table, standin=True)):
+        for cell in requested:
+            write_run(cell, provenance=on_standin)
+    (entry,) = entries_of(file)
+    assert entry.standin.count == len(table.seeds)
+
+
+def test_a_selection_without_rows_is_refused(table_file) -> None:
+    rows = [{"name": "a", "overrides": {"one": []}}]
+    columns = {name: {"overrides": []} for name in ("one", "other")}
+    file = table_file(rows=rows, columns=columns)
+    table = select(read(file), columns=["other"])
+    with pytest.raises(TableError, match="no row of mine has runs or published values"):
+        summarise(table)
+
+
+def test_a_column_with_a_name_of_digits_can_be_selected(table_file) -> None:
+    table = read(table_file(rows=THREE, columns={"300": {"overrides": []}}))
+    assert [column.name for column in select(table, columns=300).columns] == ["300"]
+    assert [column.name for column in select(table, columns=[300]).columns] == ["300"]
 
 
 @pytest.mark.parametrize(
