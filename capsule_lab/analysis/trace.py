@@ -58,11 +58,13 @@ class LayerTrace:
 
     Attributes:
         iterations: the trace of each iteration; the last always has activations and logits.
-        children: the capsules below, ``(image, child, …)``, or the children that the layer computes from them.
+        children: the capsules below, ``(image, child, …)``, or the children that the layer computes from them. If the
+            routing ignores their activations, the lengths of their poses are in their place.
         parents: the capsules of the layer, ``(image, parent, …)``; in a convolutional layer ordered (position, type).
         routing: the routing of the layer.
         given: the votes as passed to the routing.
-        present: activations of the children of each row, ``(row, child)``; ones for children without activations.
+        present: activations of the children of each row, ``(row, child)``, or lengths as in ``children``; ones for
+            children without activations.
         windows: which children each position sees; ``None`` if every parent sees every child.
         ring: number of rings of padding (children with activation 0), which ``windows`` includes.
         child_grid: the layout of the children; ``None`` if the layer below has no positions.
@@ -239,10 +241,14 @@ class _LayerHooks:
         votes = self.inputs[0]
         poses_or_votes = votes.poses if isinstance(votes, Votes) else votes
         present = _second(self.inputs)
+        poses, activations = self.children[0], _second(self.children)
+        if not self.routing.uses_activations and isinstance(votes, Votes):
+            # such a network may have activations that nothing uses or trains
+            present = votes.child_poses.norm(dim=2)
+            activations = poses.norm(dim=2)
         if present is None:
             present = poses_or_votes.new_ones(poses_or_votes.shape[:2])
 
-        poses, activations = self.children[0], _second(self.children)
         child_count = poses_or_votes.shape[1] if self.windows is None else poses.shape[1]
         if activations is None:
             activations = present

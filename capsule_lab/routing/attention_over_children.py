@@ -76,6 +76,7 @@ class AttentionOverChildren(AbstractRouting):
     """
 
     competing = "children"
+    uses_activations = False
 
     def __init__(self, parents: int, dim: int, *, backend: Backend = "auto") -> None:
         super().__init__(backend=backend)

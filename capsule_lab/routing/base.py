@@ -127,6 +127,7 @@ class AbstractRouting(nn.Module, ABC):
             ``normalise``, or ``"children"`` that compete for a parent; ``normalise`` is then not used.
         bounded: whether activations are in [0, 1]; otherwise they are logits, and losses of probabilities do not fit.
         poses: whether parents have poses; without them, dense and class capsules have no transformations.
+        uses_activations: whether the result depends on the activations of the children, not on their poses alone.
         scheduled: options that a schedule named ``routing_<option>`` may change during training, with their type,
             ``int`` or ``float``; see ``capsule_lab.lit.scheduled_routing``.
     """
@@ -136,6 +137,7 @@ class AbstractRouting(nn.Module, ABC):
     competing: ClassVar[Literal["parents", "children"]] = "parents"
     bounded: bool = True
     poses: bool = True
+    uses_activations: ClassVar[bool] = True
 
     def __init__(
         self,

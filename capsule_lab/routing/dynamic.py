@@ -105,6 +105,7 @@ class DynamicRouting(base.AbstractRouting):
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
+    uses_activations = False
 
     def __init__(
         self,

@@ -91,6 +91,7 @@ class InvertedAttention(AbstractRouting):
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
+    uses_activations = False
 
     def __init__(
         self,

@@ -85,6 +85,8 @@ class SelfAttentionRouting(AbstractRouting):
         parents, dim, normalisation, backend: see ``AbstractRouting``.
     """
 
+    uses_activations = False
+
     def __init__(
         self,
         parents: int,

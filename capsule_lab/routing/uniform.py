@@ -77,6 +77,8 @@ class UniformRouting(base.AbstractRouting):
         parents, dim, backend: see ``AbstractRouting``; the others: see ``uniform_routing``.
     """
 
+    uses_activations = False
+
     def __init__(
         self,
         parents: int,

@@ -21,7 +21,6 @@ from capsule_lab.analysis.plotting import draw_image, name_of_class, panels
 from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
-from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_lab.types import Batch
 from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, question
@@ -120,13 +119,10 @@ def _joined(parts: Sequence[_Layer]) -> _Layer:
 
 
 def _on_grid(layer: LayerTrace, grid: ChildGrid) -> _Layer:
-    """Return a layer's children; if its routing takes poses only, their lengths are their activations."""
+    """Return a layer's children."""
     poses = grid.at_positions(layer.children.poses.transpose(1, 2))
     poses = poses.flatten(3)  # [image dim type position]
-    activations = layer.children.activations
-    if isinstance(layer.routing, DynamicRouting | UniformRouting):
-        activations = layer.children.poses.norm(dim=2)
-    activations = grid.at_positions(activations).flatten(2)  # [image type position]
+    activations = grid.at_positions(layer.children.activations).flatten(2)  # [image type position]
     return _Layer(activations, poses.movedim(1, -1), grid.width)
 
 

@@ -397,7 +397,9 @@ def test_missing_activations_or_parameters_are_named(kind: type[AbstractRouting]
     module = build(kind)
     votes = factored(random_votes())
     activations = child_activations(random_votes())
-    if REFERENCES[kind].activations == "ignored":
+    is_ignored = REFERENCES[kind].activations == "ignored"
+    assert kind.uses_activations is not is_ignored
+    if is_ignored:
         assert module(votes).poses.shape == (BATCH, PARENTS, DIM)
     else:
         with pytest.raises(ValueError, match="received no activations; exp"):
