@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.data.transforms import element_keys, random_bits, random_uniform
-from capsule_lab.errors import check_number
+from capsule_lab.errors import RunError, check_number
 from capsule_studies.attacks.kind import attack
 
 Images = Float[Tensor, " batch *shape"]
@@ -158,6 +158,11 @@ def gradient_of(objective: Objective, images: Images) -> Images:
     with torch.enable_grad():
         images = images.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(objective(images).sum(), images)
+    if not gradient.isfinite().all():
+        raise RunError(
+            "the gradient of the loss is not finite for some images, so that an attack would leave them unchanged; "
+            "expected finite gradients"
+        )
     return gradient
 
 

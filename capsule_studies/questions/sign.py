@@ -16,7 +16,8 @@ def sign(subject: Subject) -> Answer:
     with the same predicted class.
 
     Args:
-        subject: any network, with pixels in [0, 1] or standardised.
+        subject: any network. The photographic negative exchanges the extremes of all images: it is exact for pixels
+            in [0, 1], and shifted by a constant for images that are standardised one by one.
     """
     clean = subject.outputs()
     numbers = {"error": error_percent(clean, subject.labels)}

@@ -189,8 +189,9 @@ def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float
     every = [*shown.values()]
     angles = torch.stack([_angles(images.poses, shown[0].poses) for images in every])
     sizes = torch.tensor([*shown]).abs()
-    sizes_of_images = sizes.repeat_interleave(angles.shape[1])
-    rank = spearmanr(sizes_of_images, angles.flatten().cpu())
+    is_changed = sizes > 0  # without a change, every angle is 0
+    sizes_of_images = sizes[is_changed].repeat_interleave(angles.shape[1])
+    rank = spearmanr(sizes_of_images, angles[is_changed].flatten().cpu())
     presences = torch.stack([images.presences for images in every])
     return {
         "error": (every[0].error + every[-1].error) / 2,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab import runs
+from capsule_lab.errors import RunError
 from capsule_studies.attacks import checks
 from capsule_studies.attacks.gradient import bim, fgsm, gradient_of, pgd
 from capsule_studies.attacks.session import AttackedRun
@@ -60,6 +61,7 @@ def test_every_check_is_made(attacked: AttackedRun) -> None:
 def test_the_white_box_of_the_training_loss_is_of_logits(attacked: AttackedRun) -> None:
     results = made(attacked, fgsm, "training", [0.2], images=2, baseline=attacked)
     assert "white box" in results
+    assert results["loss"].passed is None, "the attack itself uses the training loss"
 
 
 @pytest.mark.whole
@@ -111,7 +113,14 @@ def test_finite_differences_see_a_gradient_that_is_cut_and_know_a_kink() -> None
         beyond = (moved - images - 3e-7).relu()
         return smooth(moved) + 1000 * beyond.sum((1, 2, 3))
 
+    def unknown(moved: Tensor) -> Tensor:
+        return (
+            smooth(moved) + (0 * moved).sum((1, 2, 3)).square().sqrt()
+        )  # finite, with a gradient of NaN
+
     error = checks.gradient_error
+    with pytest.raises(RunError, match="the gradient of the loss is not finite"):
+        error(unknown, images)
     assert error(smooth, images) < 1e-5
     assert error(cut, images) > 1e-2
     assert error(kinked, images, steps=(1e-6,)) > 1e-5

@@ -1,12 +1,19 @@
 import math
 from functools import partial
 
+import pytest
 import torch
 from torch import Tensor
 
 from capsule_lab.analysis.trace import ChildGrid
 from capsule_lab.routing import DynamicRouting
-from capsule_studies.questions.tree import _alike, _heaviest, _random_of_same_activation, silent
+from capsule_studies.questions.tree import (
+    _alike,
+    _heaviest,
+    _random_of_same_activation,
+    silent,
+    tree,
+)
 from capsule_studies.tests.subjects import small_network, subject
 
 
@@ -54,6 +61,17 @@ def test_silent_children_do_not_count() -> None:
     before = question.outputs().ranking
     torch.testing.assert_close(after[3], before[3])
     assert not torch.allclose(after[4], before[4])
+
+
+def test_activations_that_the_routing_ignores_do_not_weight_the_tree() -> None:
+    """Dynamic routing in EMCaps: nothing trains the layer of activations."""
+    network = small_network(routing=DynamicRouting)
+    before = tree(subject(network)).numbers
+    with torch.no_grad():
+        for parameter in network.primary.activation.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    after = tree(subject(network)).numbers
+    assert after == pytest.approx(before, nan_ok=True)
 
 
 def test_silenced_by_a_share() -> None:
