@@ -91,6 +91,8 @@ def test_table_is_swept_repeated_and_reported(cli: Cli, table_file, tmp_path: Pa
     next_command = f"next: capsule-lab report table={file}"
     assert (ended.status, ended.out.splitlines()) == (0, [done, done, next_command])
     assert results(tmp_path) == before
+    selected = cli("sweep", f"table={file}", "rows=[good]", "seeds=0")
+    assert selected.out.splitlines()[-1] == f"{next_command} 'rows=[good]' 'seeds=[0]'"
 
 
 def test_dry_run_prints_status_and_commands_and_writes_nothing(
