@@ -107,7 +107,7 @@ def test_compare_leaves_out_the_test_that_needs_scipy(
     ended = cli("compare", f"runs=[{trained.directory},{trained.directory}]")
     assert ended.status == 0
     assert ended.out.splitlines()[-1] == (
-        'no test: McNemar\'s test needs scipy; install it with: pip install "capsule-lab[report]"'
+        'no test: a test of two runs needs scipy; install it with: pip install "capsule-lab[report]"'
     )
 
 
