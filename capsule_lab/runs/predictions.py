@@ -6,7 +6,7 @@ import hashlib
 import io
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,11 @@ class Predictions:
             cluster,
             self.part[chosen],
         )
+
+
+def percent_wrong(every: Iterable[Predictions]) -> Array:
+    """Return 0 or 100 for each image of the same test set, ``(run, image)``."""
+    return np.stack([100.0 * each.wrong for each in every])
 
 
 def concatenated(parts: Sequence[Predictions]) -> Predictions:

@@ -11,15 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from capsule_lab import statistics
 from capsule_lab.config import plain_yaml
 from capsule_lab.errors import ConfigError, TableError
-from capsule_lab.runs.predictions import Predictions, concatenated
+from capsule_lab.runs.predictions import Predictions, concatenated, percent_wrong
 from capsule_lab.statistics import Difference, Spread
 from capsule_lab.tables.schema import Comparison, Repetition, Table
 from capsule_lab.tables.summary import Entry, Run, means_by_fold, values_of
@@ -364,8 +363,8 @@ def _over_images(pair: Pair) -> Difference | None:
     if clusters is None:
         return None
     return statistics.crossed_difference(
-        _percent_wrong(first),
-        _percent_wrong(second),
+        percent_wrong(first),
+        percent_wrong(second),
         clusters,
         paired=pair.is_paired,
         margin=pair.comparison.margin,
@@ -379,12 +378,6 @@ def _predictions(runs: Sequence[Run]) -> list[Predictions]:
         if run.predictions is not None:
             of_seeds[run.cell.seed].append(run.predictions)
     return [concatenated(of_seed) for of_seed in of_seeds.values()]
-
-
-def _percent_wrong(predictions: Sequence[Predictions]) -> npt.NDArray[Any]:
-    """Return 0 or 100 for each image, ``(run, image)``."""
-    wrong = np.stack([each.wrong for each in predictions])
-    return wrong * np.float64(100)
 
 
 def _corrected(answers: Sequence[Compared]) -> list[Compared]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from capsule_lab import statistics
@@ -71,7 +70,7 @@ def over_images(claim: dict[str, Any], folders: Mapping[Path, Path]) -> Differen
         raise ConfigError(
             f"{claim['id']} has runs with different test images; expected the same in every run"
         )
-    wrong, other_wrong = (_percent_wrong(sample) for sample in (first, second))
+    wrong, other_wrong = (predictions.percent_wrong(sample.values()) for sample in (first, second))
     return statistics.crossed_difference(wrong, other_wrong, np.arange(len(labels)), paired=paired)
 
 
@@ -117,11 +116,6 @@ def _predictions(runs: pd.DataFrame, folder: Path) -> dict[int, Predictions] | N
             return None
         by_seed[int(run.seed)] = found
     return by_seed
-
-
-def _percent_wrong(sample: Mapping[int, Predictions]) -> npt.NDArray[Any]:
-    """Return 0 or 100 for each image, ``(run, image)``."""
-    return np.stack([100.0 * each.wrong for each in sample.values()])
 
 
 def main() -> int:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 from torch import Tensor
 
 from capsule_lab.analysis.curves import COLOURS
@@ -93,7 +94,8 @@ def transforms(
     - ``presence_change``: variance of the label's presence over strengths (mean over images), divided by the sum of
       itself and the variance of a class's presence over images of all classes. 0: presence depends on the class and not
       on the change; 1: it does not depend on the class;
-    - ``monotony``: Spearman's rank correlation of ``|strength|`` and the angle between the pose and that at 0;
+    - ``monotony``: Spearman's rank correlation of ``|strength|`` and the angle between the pose and that at 0, a mean
+      over images;
     - ``linear_share``: R² of the pose's change regressed on the strength, with one direction for each class;
     - ``explained``: share of the squared change of poses that one affine map of the poses explains, on the half of the
       images not used for the fit: 1 for an equivariant pose, at most 0 for changes that no map predicts;
@@ -190,15 +192,25 @@ def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float
     angles = torch.stack([_angles(images.poses, shown[0].poses) for images in every])
     sizes = torch.tensor([*shown]).abs()
     is_changed = sizes > 0  # without a change, every angle is 0
-    sizes_of_images = sizes[is_changed].repeat_interleave(angles.shape[1])
-    rank = spearmanr(sizes_of_images, angles[is_changed].flatten().cpu())
     presences = torch.stack([images.presences for images in every])
     return {
         "error": (every[0].error + every[-1].error) / 2,
         "presence_change": _presence_change(presences, subject.labels),
-        "monotony": float(rank.statistic),
+        "monotony": _monotony(sizes[is_changed], angles[is_changed].cpu()),
         "linear_share": _linear_share(shown, subject),
     }
+
+
+def _monotony(sizes: Float[Tensor, " strength"], angles: Float[Tensor, "strength image"]) -> float:
+    """Return Spearman's rank correlation of strength and angle, the mean over images; 0 for one that never changes."""
+    of_sizes = rankdata(sizes)[:, np.newaxis]
+    of_angles = rankdata(angles, axis=0)
+    of_sizes -= of_sizes.mean(0)
+    of_angles -= of_angles.mean(0)
+    products = (of_sizes * of_angles).sum(0)
+    lengths = np.sqrt(np.square(of_sizes).sum(0) * np.square(of_angles).sum(0))
+    correlations = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    return float(correlations.mean())
 
 
 def _presence_change(
