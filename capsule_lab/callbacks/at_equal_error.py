@@ -20,13 +20,18 @@ class AtEqualError(L.Callback):
     therefore compare how fast they learn, too. This callback stores both errors at every validation. For each level, it
     fits a line, by least squares, to the other error as a function of the first. It uses the validations whose first
     error is between two thirds of the level and one and a half times the level, because a single validation is partly
-    chance. The value of the line at the level is the result. A level that the run does not pass, or with fewer than
-    three validations in its range, has no result. ``levels`` are percentages of the logged error ``first``, which is
-    made equal; ``other`` is the one that is compared.
+    chance. The value of the line at the level is the result. A level has no result without three validations in its
+    range, with errors on both sides of the level: a run that learns fast may skip a level, so validate often.
+    ``levels`` are percentages of the logged error ``first``, which is made equal; ``other`` is the one that is
+    compared, or several, whose results are ``<name>/<level>``.
     """
 
     def __init__(
-        self, levels: Sequence[float], *, first: str = "val/error", other: str = "novel_val/error"
+        self,
+        levels: Sequence[float],
+        *,
+        first: str = "val/error",
+        other: str | Sequence[str] = "novel_val/error",
     ) -> None:
         if not levels:
             raise ValueError(
@@ -36,8 +41,8 @@ class AtEqualError(L.Callback):
             check_number("levels", level, above=0, below=100)
         self.levels = {f"{level:g}": float(level) for level in levels}
         self.first = first
-        self.other = other
-        self.errors: list[tuple[float, float]] = []
+        self.others = (other,) if isinstance(other, str) else tuple(other)
+        self.errors: list[tuple[float, ...]] = []
 
     @classmethod
     def of(cls, trainer: L.Trainer) -> AtEqualError | None:
@@ -49,19 +54,25 @@ class AtEqualError(L.Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         metrics = trainer.callback_metrics
-        for name in (self.first, self.other):
+        names = (self.first, *self.others)
+        for name in names:
             if name not in metrics:
                 logged = sorted(metric for metric in metrics if metric.endswith("/error"))
                 raise ValueError(
                     f"this run does not log {name}, which callbacks.at_equal_error compares; expected some of "
                     f"{', '.join(logged)}"
                 )
-        self.errors.append((float(metrics[self.first]), float(metrics[self.other])))
+        self.errors.append(tuple(float(metrics[name]) for name in names))
 
     def results(self) -> dict[str, float | None]:
-        """Return the other error at each level and in the last validation (``end``), ``None`` without a result."""
-        results = {name: at_level(self.errors, level) for name, level in self.levels.items()}
-        results["end"] = self.errors[-1][1] if self.errors else None
+        """Return each other error at each level and in the last validation (``end``), ``None`` without a result."""
+        results: dict[str, float | None] = {}
+        for index, other in enumerate(self.others, start=1):
+            prefix = f"{other.removesuffix('/error')}/" if len(self.others) > 1 else ""
+            pairs = [(errors[0], errors[index]) for errors in self.errors]
+            for name, level in self.levels.items():
+                results[prefix + name] = at_level(pairs, level)
+            results[f"{prefix}end"] = pairs[-1][1] if pairs else None
         return results
 
     def state_dict(self) -> dict[str, Any]:

@@ -36,6 +36,8 @@ _NOT_HASHED = [
 """Keys that do not affect the result."""
 
 _HASHED_WHEN_SET: dict[str, Any] = {
+    "data.affine_within": False,
+    "data.digits": "auto",
     "data.fold": None,
     "data.folds": None,
     "data.groups": None,

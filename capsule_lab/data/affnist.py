@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from capsule_lab.data.formats import affnist as files
 from capsule_lab.data.loader import Images, InMemory
@@ -23,10 +23,11 @@ from capsule_lab.data.standins.affnist import (
 )
 from capsule_lab.data.standins.digits import StandinDigits
 from capsule_lab.data.transforms import to_unit_interval
-from capsule_lab.errors import MissingDataError, MissingPackageError
+from capsule_lab.errors import MissingDataError, MissingPackageError, check_choice
 from capsule_lab.types import Batch, DataSpec
 
-AFFINE = "affine"  # name of the further validation set
+AFFINE = "affine"  # name of a further validation set
+AFFINE_WITHIN = "affine_within"  # the same, with the positions of the training only
 _TEST_SEED = 0  # ours: one synthetic test set for all runs, like affNIST itself
 
 
@@ -87,14 +88,22 @@ class _RealSource(AbstractSource):
 
 
 class _SyntheticSource(AbstractSource):
-    """Digits for training, and for testing digits to be transformed: from ``real`` MNIST if its files exist."""
+    """Digits for training, and for testing digits to be transformed: from ``real`` MNIST if its files exist.
 
-    def __init__(self, real: MNISTFiles | None) -> None:
+    With ``required``, missing files are an error.
+    """
+
+    def __init__(self, real: MNISTFiles | None, *, required: bool) -> None:
         self.real = real
+        self.required = required
         self.digits: AbstractSource = StandinDigits()
 
     def find(self) -> None:
-        if self.real is not None and self.real.is_complete():
+        if self.real is None:
+            return
+        if self.required:
+            self.real.find()
+        if self.real.is_complete():
             self.digits = self.real
 
     def load(self, *, train: bool) -> Images:
@@ -125,30 +134,51 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
     Args:
         affine_validation: also validate on a synthetic affNIST made from the validation digits, one version of each,
             the same in every epoch; logged as ``affine/error``. It shows how this error and the validation error
-            develop together during training, without using the test digits.
+            develop together during training, without using the test digits. affNIST's digits are anywhere on the
+            canvas: more than half of them are farther from the middle than any training digit, so that this error is
+            in part one of positions.
+        affine_within: the same, but each digit moves by at most ``shift`` pixels on each axis, as in training; logged
+            as ``affine_within/error``. Its rotations, shears and scales are those of ``affine_validation``.
+        digits: ``"real"`` uses real MNIST, and fails without it; with ``source="standin"``, the digits are then real
+            and affNIST is synthetic. ``"auto"`` uses the bundled digits with ``source="standin"``.
         pad: must be 6, which gives affNIST's size.
         shift, options: see ``ExpandedMNISTDataModule``.
     """
 
     def __init__(
-        self, *, affine_validation: bool = False, pad: int = PAD, shift: int = PAD, **options: Any
+        self,
+        *,
+        affine_validation: bool = False,
+        affine_within: bool = False,
+        digits: Literal["auto", "real"] = "auto",
+        pad: int = PAD,
+        shift: int = PAD,
+        **options: Any,
     ) -> None:
         if pad != PAD:
             raise ValueError(
                 f"data.pad is {pad}; expected {PAD}, since affNIST's images have 40x40 pixels"
             )
         super().__init__(pad=pad, shift=shift, **options)
-        if affine_validation and self.validation == "none":
-            raise ValueError(
-                "data.affine_validation is true with data.validation=none, which leaves no digits to transform; "
-                "expected data.validation=first or stratified"
-            )
-        if affine_validation:
-            self.further_validations = (AFFINE,)
-        digits = MNISTFiles(self.directory)
+        check_choice("data.digits", digits, ("auto", "real"))
+        asked = {
+            "affine_validation": (AFFINE, affine_validation),
+            "affine_within": (AFFINE_WITHIN, affine_within),
+        }
+        for option, (_, is_asked) in asked.items():
+            if is_asked and self.validation == "none":
+                raise ValueError(
+                    f"data.{option} is true with data.validation=none, which leaves no digits to transform; "
+                    "expected data.validation=first or stratified"
+                )
+        self.further_validations = tuple(name for name, is_asked in asked.values() if is_asked)
+        mnist = MNISTFiles(self.directory)
         fallback = self.source == "auto"
-        self.real_source = _RealSource(digits, AffNISTFiles(self.directory), fallback=fallback)
-        self.standin_source = _SyntheticSource(digits if fallback else None)
+        required = digits == "real"
+        self.real_source = _RealSource(mnist, AffNISTFiles(self.directory), fallback=fallback)
+        self.standin_source = _SyntheticSource(
+            mnist if fallback or required else None, required=required
+        )
 
     @property
     def spec(self) -> DataSpec:
@@ -157,9 +187,11 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
 
     def describe(self) -> dict[str, Any]:
         facts = self.image_source.provenance()
-        if self.further_validations:
-            name = f"{STANDIN_NAME} made from the validation digits"
-            facts[f"{AFFINE}_validation"] = {"name": name, **standin_provenance(self.seed)}
+        for name in self.further_validations:
+            made = f"{STANDIN_NAME} made from the validation digits"
+            if name == AFFINE_WITHIN:
+                made += f", moved by at most {self.shift} pixels"
+            facts[f"{name}_validation"] = {"name": made, **standin_provenance(self.seed)}
         return facts
 
     def describe_test(self, counts: Mapping[str, int]) -> str:
@@ -173,11 +205,14 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
         return super().whole_test_size() * (files.VERSIONS if self.uses_standin else 1)
 
     def dataset(self, name: str) -> InMemory:
-        if name == AFFINE:
-            if AFFINE not in self.sets:
-                synthetic = SyntheticAffNIST(self.sets["val"], self.seed, versions=1)
-                self.sets[AFFINE] = synthetic.stored()
-            return InMemory(self.sets[AFFINE], self.seed, fixed=True)
+        if name in (AFFINE, AFFINE_WITHIN):
+            if name not in self.sets:
+                farthest = self.shift if name == AFFINE_WITHIN else None
+                synthetic = SyntheticAffNIST(
+                    self.sets["val"], self.seed, versions=1, farthest=farthest
+                )
+                self.sets[name] = synthetic.stored()
+            return InMemory(self.sets[name], self.seed, fixed=True)
         if name == "test" and self.uses_standin:
             return SyntheticAffNIST(self.sets["test"], _TEST_SEED, size=self.eval_images)
         if name == "test":
@@ -185,6 +220,6 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
         return super().dataset(name)
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
-        if name in ("test", AFFINE):  # affine versions are already placed
+        if name in ("test", AFFINE, AFFINE_WITHIN):  # affine versions are already placed
             return batch._replace(images=to_unit_interval(batch.images))
         return super().transform_batch(batch, name)

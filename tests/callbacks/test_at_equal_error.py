@@ -36,6 +36,12 @@ WITHOUT_RESULT = {
     "no validation": [],
     "two validations": [(21.0, 1.0), (19.0, 1.0)],
     "not reached": [(29.0, 1.0), (25.0, 1.0), (21.0, 1.0)],
+    "skipped, although three validations are in the range": [
+        (40.0, 1.0),
+        (19.0, 1.0),
+        (18.0, 1.0),
+        (15.0, 1.0),
+    ],
     "reached before the first validation": [(19.0, 1.0), (18.0, 1.0), (17.0, 1.0)],
     "no line": [(20.0, 1.0), (20.0, 2.0), (20.0, 3.0)],
 }
@@ -89,6 +95,21 @@ def test_a_run_records_the_errors_of_its_validations(tmp_path: Path) -> None:
         assert found["80"] is None
     else:
         assert found["80"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_several_errors_are_compared_at_the_same_levels(tmp_path: Path) -> None:
+    replaced = {"other: affine/error": "other: [affine/error, affine_within/error]"}
+    overrides = [*OVERRIDES, "data.affine_within=true"]
+    for old, new in replaced.items():
+        overrides = [each.replace(old, new) for each in overrides]
+    directory = tmp_path / "run"
+    found = train(compose("train", overrides), directory)["at_equal_error"]
+    names = ("affine", "affine_within")
+    assert found.keys() == {f"{name}/{level}" for name in names for level in ("80", "1", "end")}
+    *_, last = (row for row in curves(directory) if row.get("affine/error"))
+    for name in names:
+        assert found[f"{name}/end"] == pytest.approx(float(last[f"{name}/error"]), rel=1e-4)
+    assert found["affine/end"] != found["affine_within/end"]
 
 
 def test_an_error_that_is_not_logged(tmp_path: Path) -> None:

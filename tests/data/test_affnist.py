@@ -114,6 +114,34 @@ def test_affine_validation_uses_the_validation_digits():
     assert facts["name"] == "synthetic affNIST made from the validation digits"
 
 
+def test_affine_within_has_the_positions_of_the_training():
+    """Rotations, shears and scales are those of ``affine_validation``; only positions differ."""
+    data = of("fit", affine_validation=True, affine_within=True, shift=4)
+    assert data.further_validations == ("affine", "affine_within")
+    anywhere = data.dataset("affine")[torch.arange(200), 0]
+    within = data.dataset("affine_within")[torch.arange(200), 0]
+    assert within.labels.equal(anywhere.labels)
+    assert within.factors[:, :4].equal(anywhere.factors[:, :4])
+    position = within.factors[:, 4:]
+    assert position.min() == -4
+    assert position.max() == 4
+    assert anywhere.factors[:, 4:].abs().max() > 6
+    ink = [batch.images.float().sum((1, 2, 3)) for batch in (anywhere, within)]
+    assert ink[0].equal(ink[1])  # no digit loses a part
+    facts = data.provenance["affine_within_validation"]
+    assert facts["name"].endswith("from the validation digits, moved by at most 4 pixels")
+
+
+def test_affine_within_moves_pixels_by_its_factors():
+    data = of("fit", affine_validation=True, affine_within=True)
+    anywhere = data.dataset("affine")[torch.arange(20), 0]
+    within = data.dataset("affine_within")[torch.arange(20), 0]
+    right, down = (within.factors - anywhere.factors)[:, 4:].long().T
+    for index in range(20):
+        moved = anywhere.images[index, 0].roll((int(down[index]), int(right[index])), (0, 1))
+        assert moved.equal(within.images[index, 0])
+
+
 def test_without_affine_validation_there_is_one_validation_set():
     data = of("fit")
     assert not isinstance(data.val_dataloader(), list)
@@ -181,6 +209,19 @@ def test_all_images_are_stand_ins_without_real_digits(both, source, mnist, caplo
     assert json.loads(json.dumps(provenance)) == provenance
     digits = standin_digits(train=False)
     assert data.sets["test"].images.equal(digits.images)
+
+
+def test_real_digits_with_a_stand_in_for_affnist_only(both):
+    data = of("fit", "test", source="standin", digits="real", directory=str(both))
+    name = "synthetic affNIST made from real MNIST's test digits"
+    assert data.provenance["name"] == f"real MNIST, placed on 40x40; tested on {name}"
+    assert_array_equal(data.sets["test"].images[:, 0], ARRAYS["t10k-images-idx3-ubyte"])
+
+
+@pytest.mark.parametrize("source", ["auto", "standin"])
+def test_real_digits_are_never_replaced(tmp_path, source):
+    with pytest.raises(DataError, match=r"^MNIST is not in .*CAPSULE_LAB_DATA=…$"):
+        of("fit", source=source, digits="real", directory=str(tmp_path))
 
 
 @pytest.mark.parametrize("missing", ["affNIST", "MNIST"])

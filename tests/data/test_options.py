@@ -17,6 +17,11 @@ REFUSED: dict[type[data.AbstractDataModule], list[tuple[dict[str, Any], str]]] =
             {"affine_validation": True, "validation": "none"},
             r"data\.affine_validation is true with data\.validation=none, .* expected data\.validation=first or ",
         ),
+        (
+            {"affine_within": True, "validation": "none"},
+            r"data\.affine_within is true with data\.validation=none, .* expected data\.validation=first or ",
+        ),
+        ({"digits": "genuine"}, r"data\.digits is 'genuine'; expected 'auto' or 'real'"),
     ],
     data.CIFAR10DataModule: [
         ({"crop": 0}, r"data\.crop is 0; expected 1 to 32"),

@@ -37,6 +37,8 @@ _MODELS = {"capsnet": "capsnet", "em_caps": "em_caps_paper"}
 _OF_NETWORK = ("experiment", "model", "routing", "class_routing", "data", "loss", "module")
 _OF_IMAGES = (
     "data.affine_validation",
+    "data.affine_within",
+    "data.digits",
     "data.eval_images",
     "data.path",
     "data.seed",

@@ -49,13 +49,21 @@ class SyntheticAffNIST(InMemory):
 
     Version ``n`` shows image ``n`` modulo the number of images, so that all images are used equally often. Its
     transformation depends on the seed and ``n`` alone. Everything is computed on the CPU, so that pixels do not depend
-    on the device of the network. Images are ``(n, 1, 28, 28)`` digits; ``size`` limits the number of all versions.
+    on the device of the network. Images are ``(n, 1, 28, 28)`` digits; ``size`` limits the number of all versions;
+    ``farthest`` limits the positions, see ``place``.
     """
 
     def __init__(
-        self, images: Images, seed: int, *, versions: int = VERSIONS, size: int | None = None
+        self,
+        images: Images,
+        seed: int,
+        *,
+        versions: int = VERSIONS,
+        size: int | None = None,
+        farthest: int | None = None,
     ) -> None:
         super().__init__(images, seed)
+        self.farthest = farthest
         everything = versions * len(images.labels)
         self.size = everything if size is None else min(size, everything)
 
@@ -67,7 +75,7 @@ class SyntheticAffNIST(InMemory):
         index, _ = batch
         key = sample_key(self.seed, 0, index)
         image = index % len(self.data.labels)
-        pixels, factors = transformed(self.data.images[image], key)
+        pixels, factors = transformed(self.data.images[image], key, self.farthest)
         return Batch(pixels, self.data.labels[image], key, factors)
 
     def stored(self) -> Images:
@@ -81,9 +89,14 @@ class SyntheticAffNIST(InMemory):
 
 
 def transformed(
-    images: UInt8[Tensor, "batch 1 28 28"], key: Int64[Tensor, " batch"]
+    images: UInt8[Tensor, "batch 1 28 28"],
+    key: Int64[Tensor, " batch"],
+    farthest: int | None = None,
 ) -> tuple[UInt8[Tensor, "batch 1 40 40"], Float[Tensor, "batch 6"]]:
-    """Transform each image by its key, bilinearly, to 256 grey levels as in affNIST; also return the ``FACTORS``."""
+    """Transform each image by its key, bilinearly, to 256 grey levels as in affNIST; also return the ``FACTORS``.
+
+    ``farthest`` is that of ``place``.
+    """
     rotation, shear, scale_x, scale_y = (
         random_uniform(key, stream, low, high) for stream, (low, high) in enumerate(RANGES.values())
     )
@@ -100,34 +113,43 @@ def transformed(
         down=still,
     )
     grey = (255 * wide).round().to(torch.uint8)
-    pixels, down, right = place(grey, key)
+    pixels, down, right = place(grey, key, farthest)
     factors = [rotation, shear, scale_x, scale_y, right.float(), down.float()]  # as FACTORS
     return pixels, torch.stack(factors, 1)
 
 
 def place(
-    images: UInt8[Tensor, "batch 1 side side"], key: Int64[Tensor, " batch"]
+    images: UInt8[Tensor, "batch 1 side side"],
+    key: Int64[Tensor, " batch"],
+    farthest: int | None = None,
 ) -> tuple[UInt8[Tensor, "batch 1 40 40"], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]:
     """Place the part of each image that is not black uniformly at random, completely inside 40x40 pixels.
 
-    A part that is larger, which no digit of MNIST becomes, is centred and loses its edges.
+    A part that is larger, which no digit of MNIST becomes, is centred and loses its edges. With ``farthest``, each
+    image moves by at most so many pixels on each axis.
     Also return the number of pixels by which each was moved down and to the right, relative to the centred image.
     """
     ink = images[:, 0] > 0  # [b row column]
-    top = _corner(ink.any(2), key, _DOWN)
-    left = _corner(ink.any(1), key, _RIGHT)
-    padded = torch.nn.functional.pad(images, (SIZE,) * 4)
     middle = (images.shape[2] - SIZE) // 2
+    allowed = None if farthest is None else (middle - farthest, middle + farthest)
+    top = _corner(ink.any(2), key, _DOWN, allowed)
+    left = _corner(ink.any(1), key, _RIGHT, allowed)
+    padded = torch.nn.functional.pad(images, (SIZE,) * 4)
     return crop(padded, top + SIZE, left + SIZE, SIZE), middle - top, middle - left
 
 
-def _corner(ink: Tensor, key: Tensor, stream: int) -> Tensor:
-    """Draw the start of the 40-pixel window on one axis, from all positions whose window contains all ``ink``."""
+def _corner(ink: Tensor, key: Tensor, stream: int, allowed: tuple[int, int] | None) -> Tensor:
+    """Draw the start of the 40-pixel window on one axis, from all positions whose window contains all ``ink``.
+
+    ``allowed`` are the first and the last position to choose from; ``None`` without a limit.
+    """
     side = ink.shape[1]
     position = torch.arange(side)
     first = torch.where(ink, position, side).amin(1)
     last = torch.where(ink, position, -1).amax(1)
     lowest, highest = last - (SIZE - 1), first
+    if allowed is not None:
+        lowest, highest = lowest.clamp(*allowed), highest.clamp(*allowed)
     choices = highest - lowest + 1
     chosen = lowest + random_bits(key, stream) % choices.clamp(min=1)
     return torch.where(choices < 1, (lowest + highest) // 2, chosen)
