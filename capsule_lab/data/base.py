@@ -352,6 +352,9 @@ class AbstractDataModule(L.LightningDataModule):
     def advise_training(self) -> None:
         """Log what helps before a training, as after ``setup("fit")``, which also reads training images for others."""
 
+    def advise_other_files(self) -> None:
+        """Log what a test on other files than those of the training leaves out; after ``prepare_data``."""
+
     def _check_first_images(self, name: str) -> None:
         """Check that the first images of a set reach the network as ``spec`` states."""
         what = f"the {name} set of {type(self).__name__}"

@@ -49,7 +49,8 @@ class AbstractOwnPictures(AbstractDataModule):
     images.
 
     Args:
-        test_share: share of all pictures to test on, if none are given apart.
+        test_share: share of all pictures to test on, if none are given apart; 1 evaluates all pictures of another file
+            or folder, and leaves none to train on.
         folds: number of folds into which all pictures are divided, in place of ``test_share``; ``None`` for none.
         fold: index of the fold to test on, from 0.
         shift: largest shift of training pictures in each direction, in pixels; ``None`` is a tenth of each side.
@@ -126,6 +127,12 @@ class AbstractOwnPictures(AbstractDataModule):
                     "leave data.folds out, or put all pictures into one set"
                 )
             return images
+        if self.test_share == 1:
+            if train:
+                raise DataError(
+                    "data.test_share is 1, which leaves no pictures to train on; expected less, or evaluate"
+                )
+            return images
         if self.folds is None or self.fold is None:
             rest, test = self._hold_out(images, self.test_share, "data.test_share")
         else:
@@ -139,6 +146,13 @@ class AbstractOwnPictures(AbstractDataModule):
                 self.spec.classes,
             )
         return images.subset(rest if train else test)
+
+    def advise_other_files(self) -> None:
+        if not self.has_test_pictures() and self.test_share != 1:
+            log.warning(
+                "tests the share of the pictures that a training would leave for the test; data.test_share=1 tests "
+                "all of them, if none was trained on"
+            )
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
         is_val = self.is_validation(images)

@@ -161,6 +161,8 @@ class Run:
             check_has_no_pickles(data)
         data.use_spec(self.spec)
         data.prepare_data()
+        if "path" in options:
+            data.advise_other_files()
         if not {"_target_", "path"} & options.keys():  # otherwise the user has chosen other files
             instead = "choose other data with data=<name>"
             checkpoints.check_same_source(

@@ -985,6 +985,27 @@ def test_arrays_of_fewer_classes_than_those_of_the_training_are_evaluated(run: P
     assert result["test"]["error"] >= 0
 
 
+def test_all_images_of_another_file_can_be_tested(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By default, the share that a training would leave for the test, with a warning that names the option."""
+    path = str(save("other.npz", images=COLOUR, labels=NAMES))
+    opened = runs.open(run)
+    drawn = evaluate(opened, data={"path": path})
+    assert "data.test_share=1 tests all of them" in caplog.text
+    assert drawn["image_counts"]["test"] < NUMBER
+    caplog.clear()
+    every = evaluate(opened, data={"path": path, "test_share": 1.0})
+    assert every["provenance"]["test_images"] == f"{NUMBER} of {NUMBER}"
+    assert "test_share" not in caplog.text
+
+
+def test_a_training_needs_pictures_beside_those_of_the_test() -> None:
+    path = save("all.npz", images=COLOUR, labels=CLASSES)
+    with pytest.raises(DataError, match=r"test_share is 1, which leaves no pictures to train on"):
+        module(path, test_share=1.0).setup("fit")
+
+
 def test_two_channels_are_not_made_from_pictures() -> None:
     data = module(save("a.npz", images=TWO, labels=CLASSES))
     picture = Image.new("L", (9, 9))
