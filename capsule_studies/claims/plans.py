@@ -239,7 +239,10 @@ def _is_in_history(commit: str) -> bool:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(text) or {}
+    try:
+        found: dict[str, Any] = yaml.safe_load(text) or {}
+    except yaml.YAMLError:  # a table that could not be read then was no plan
+        return {}
     return found
 
 

@@ -1,7 +1,7 @@
-"""Writes results/<table>_positions.csv: errors on synthetic affNIST at the positions of the training, and at others.
+"""Writes results/<table>_positions.csv: errors on synthetic affNIST at positions of the training, and at others.
 
-Training digits move by at most ``data.shift`` pixels on each axis; affNIST's digits are anywhere on the canvas. An error
-on affNIST is therefore in part one of positions, and in part one of rotations, shears and scales.
+Training digits move by at most ``data.shift`` pixels on each axis; affNIST's digits are anywhere on the canvas. An
+error on affNIST is therefore in part one of positions, and in part one of rotations, shears and scales.
 
 ``CAPSULE_LAB_DATA=data python -m capsule_studies.claims.positions gu2020_affine`` reads the predictions of the runs in
 the table's archive, and makes their test images again.

@@ -218,6 +218,10 @@ def test_results_in_the_commit_of_the_comparison_were_known(repository: Reposito
     assert plan["planned"] == "no"
 
 
+def test_a_table_that_cannot_be_read_was_no_plan() -> None:
+    assert plans._parsed("overrides: [model.hidden=[]]") == {}
+
+
 def test_results_before_a_change_of_the_table_were_known(repository: Repository) -> None:
     """The comparison with other settings is another one, also if its runs have these settings."""
     repository.commit_table(_changed(["base"], []))
