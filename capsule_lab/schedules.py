@@ -11,14 +11,19 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from fractions import Fraction
-from typing import Self
+from typing import Any, Self
 
 from capsule_lab.errors import check_number
 
 Duration = str | int | float
 """A number of steps, or ``"<number> steps|epochs|run"``; the number may be a fraction such as ``1/150``."""
+
+_LONGEST = (
+    1000,
+    10**6,
+)  # ours: steps of an epoch and of a run, so that every usual duration ends within it
 
 _DURATION = re.compile(r"^\s*([0-9.eE+-]+(?:/[0-9.]+)?)\s*(steps?|epochs?|runs?)\s*$")
 
@@ -51,6 +56,11 @@ def _parse(duration: Duration) -> tuple[Fraction, str]:
     return number, unit
 
 
+def _is_duration(field: Field[Any]) -> bool:
+    """Whether a field is a ``Duration``: a text where annotations are, as in this module."""
+    return field.type in ("Duration", Duration)
+
+
 @dataclass(frozen=True)
 class Schedule(ABC):
     """A number that depends on the step."""
@@ -58,7 +68,7 @@ class Schedule(ABC):
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type == "Duration":
+            if _is_duration(field):
                 _parse(value)
             else:
                 check_number(field.name, value)
@@ -70,9 +80,7 @@ class Schedule(ABC):
     def for_run(self, steps_per_epoch: int, total_steps: int) -> Self:
         """Return the same schedule with all durations in steps."""
         durations = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.type == "Duration"
+            field.name: getattr(self, field.name) for field in fields(self) if _is_duration(field)
         }
         lengths = {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
         return replace(
@@ -245,8 +253,8 @@ def check_schedules(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedu
         raise ValueError(
             f"the schedule has {', '.join(given) or 'no entry'}; expected one named learning_rate"
         )
-    rate = given["learning_rate"].for_run(1, 2)
-    first, middle, last = (rate(step) for step in range(3))
+    rate = given["learning_rate"].for_run(*_LONGEST)
+    first, middle, last = (rate(step) for step in (0, _LONGEST[1] // 2, _LONGEST[1]))
     for when, at in (("start", first), ("end", last)):
         if not at >= 0:
             raise ValueError(f"schedule.learning_rate is {at:g} at the {when}; expected 0 or more")

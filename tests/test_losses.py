@@ -231,6 +231,11 @@ def test_every_loss_keeps_the_contract(loss: Any) -> None:
         loss(scores[:0], labels[:0])
 
 
+@pytest.mark.parametrize("loss", [spread_loss, cross_entropy_loss, logits_cross_entropy_loss])
+def test_labels_of_one_column_are_one_label_per_image(loss: Any) -> None:
+    assert loss(lengths(), LABELS[:, None]).equal(loss(lengths(), LABELS))
+
+
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("call", "message"),

@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 
 from capsule_lab import Constant, Drops, Exponential, Linear, OneCycle, SigmoidRamp, Staircase
 from capsule_lab.commands import compose
-from capsule_lab.schedules import Schedule, check_schedules, duration_in_steps
+from capsule_lab.schedules import Duration, Schedule, check_schedules, duration_in_steps
 
 CAPSNET_LEARNING_RATE = Exponential(1e-3, 0.96, "2000 steps", 1e-6)
 EM_MARGIN = SigmoidRamp(0.2, 0.79, "50000 steps", -4, 10)
@@ -152,6 +152,10 @@ def test_for_run_converts_durations_to_steps(schedule: Schedule, step: int, same
             lambda: check_schedules({"learning_rate": Linear(0.1, -0.2, 1)}),
             "schedule.learning_rate is -0.2 at the end",
         ),
+        (
+            lambda: check_schedules({"learning_rate": Linear(0.1, -0.2, "1000 steps")}),
+            "schedule.learning_rate is -0.2 at the end",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -161,6 +165,31 @@ def test_invalid_arguments_of_schedules_are_refused(
     with pytest.raises(ValueError, match=r"expected|for_run") as caught:
         build()
     assert str(caught.value).startswith(message)
+
+
+def test_a_rate_that_begins_after_many_steps_or_epochs_is_accepted() -> None:
+    for every in ("100 steps", "3 epochs", "1/4 run"):
+        rate = Staircase(0.0, 1e-3, every, 1e-2)
+        assert check_schedules({"learning_rate": rate}) == {"learning_rate": rate}
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternating(Schedule):
+    """A schedule of a user, whose annotations are types and not texts."""
+
+    every: Duration
+
+    def __call__(self, step: int) -> float:
+        return float(int(self._progress(step, self.every)) % 2)
+
+
+def test_a_schedule_of_ones_own_has_durations() -> None:
+    (field,) = dataclasses.fields(Alternating)
+    assert not isinstance(field.type, str)
+    alternating = Alternating("2 epochs").for_run(steps_per_epoch=10, total_steps=100)
+    assert [alternating(step) for step in (0, 19, 20, 40)] == [0, 0, 1, 0]
+    with pytest.raises(ValueError, match="duration is 'often'"):
+        Alternating("often")
 
 
 @functools.cache

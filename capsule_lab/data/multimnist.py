@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -96,6 +97,10 @@ class MultiMNISTDataModule(AbstractDataModule):
     @property
     def input_form(self) -> dict[str, Any]:
         return {"kind": "two overlapping digits"}
+
+    def from_arrays(self, path: Path) -> Tensor:
+        """Return composites, not single digits, which ``transform`` would place: see ``AbstractDataModule``."""
+        return transforms.to_unit_interval(self.stored_arrays(path))
 
     def describe(self) -> dict[str, Any]:
         facts = super().describe()

@@ -17,6 +17,7 @@ from capsule_lab.errors import ConfigError
 from capsule_lab.functional import combine_crops
 from capsule_lab.lit.base import AbstractModule
 from capsule_lab.lit.metrics import SplitMetrics
+from capsule_lab.losses import sigmoid_cross_entropy_loss
 from capsule_lab.metrics import HAS_LABEL, BalancedAnswerError, constant_error, constant_labels
 from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
 from capsule_lab.types import Batch, CapsuleOutput
@@ -71,7 +72,7 @@ class AbstractClassifierModule(AbstractModule):
         **options: Any,
     ) -> None:
         super().__init__(network, metrics=SplitMetrics(num_classes, labels_per_image), **options)
-        _check_bounded(network, loss)
+        _check_range(network, loss)
         if class_weights is not None:
             _check_class_weights(class_weights, num_classes)
             _check_takes_weights(loss, labels_per_image)
@@ -247,6 +248,11 @@ class AbstractClassifierModule(AbstractModule):
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
         if batch.images.ndim < 5:
             return super().terms(batch)
+        if batch.classes.dtype == torch.bool:
+            raise ConfigError(
+                "test images have several crops and any number of labels; expected one of both, because the scores of "
+                "crops are summed, and a sum says nothing about a single label"
+            )
         losses: dict[str, list[Tensor]] = {}
         scores: list[Tensor] = []
         # one crop of all images at a time: this takes no more memory than a single crop
@@ -270,18 +276,27 @@ class ClassifierModule(AbstractClassifierModule):
         return self.classification_term(batch, output, schedule)
 
 
-def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
+def _check_range(network: AbstractNetwork, loss: Loss) -> None:
+    """Check that activations or logits of the class capsules have the range that the loss expects."""
     function = _function(loss)
-    bounded = getattr(function, "expects", None) == "activations"
-    if not bounded or not isinstance(network, AbstractCapsuleNetwork):
+    if not isinstance(network, AbstractCapsuleNetwork):
         return
     *_, classes = network.capsule_layers().values()
     routing = getattr(classes, "routing", None)
-    if routing is not None and not routing.bounded:
+    if routing is None:
+        return
+    if getattr(function, "expects", None) == "activations" and not routing.bounded:
         raise ValueError(
             f"{function.__name__} expects activations in [0, 1], but with "
             f"routing.squash={routing.options.get('squash', 'none')} lengths have no bound; expected "
-            "loss=cross_entropy_logits, or routing.squash=squash"
+            "loss=cross_entropy_logits for one label per image, or routing.squash=squash"
+        )
+    if function is sigmoid_cross_entropy_loss and not routing.sigmoid_logits:
+        raise ValueError(
+            "sigmoid_cross_entropy_loss expects logits of each class, but those of "
+            f"{type(routing).__name__} are lengths or logarithms of activations, which have one sign; expected "
+            f"{'loss=margin' if routing.bounded else 'routing.squash=squash'}, or for one label per image "
+            "loss=cross_entropy_logits"
         )
 
 

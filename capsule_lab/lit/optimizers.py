@@ -19,9 +19,10 @@ def parameter_groups(
     """Divide the parameters of a network, but those that are ``frozen``, into groups for an optimizer.
 
     The groups are kernels of linear layers and convolutions; transformations of capsules; and the rest: biases, betas,
-    and scales of normalisations. The rest has weight decay only with ``decay_all``: shrinking these does not limit
-    complexity, and most recipes exempt them (He et al. 2019, "Bag of tricks", section 3.1). Kernels and
-    transformations are parameters named ``weight`` with two or more dimensions, as in ``losses.l2_loss``.
+    scales of normalisations, and the attention of ``AttentionOverChildren``. The rest has weight decay only with
+    ``decay_all``: shrinking these does not limit complexity, and most recipes exempt them (He et al. 2019, "Bag of
+    tricks", section 3.1). Kernels and transformations are parameters named ``weight`` with two or more dimensions, as
+    in ``losses.l2_loss``.
 
     Returns:
         Groups with ``params`` and, for ``Muon``, ``rows``: the number of leading dimensions that are the rows of a
@@ -81,7 +82,8 @@ class Muon(Optimizer):
     ``torch.optim.Muon`` accepts parameters of two dimensions only. This class reshapes others to matrices: kernels of
     convolutions to (out, in * height * width), as in its author's code; transformations of capsules, ``(child, inner,
     parent, columns)``, to (child * inner, parent * columns), the linear map of their layer under equal couplings
-    (ours). AdamW trains biases, betas, scales, and all other parameters of one dimension.
+    (ours). AdamW trains everything else: biases, betas, scales, and parameters of two or more dimensions that are
+    neither, such as the weights of ``SelfRouting`` and the attention of ``AttentionOverChildren``.
 
     Args:
         params: groups from ``parameter_groups``; without ``rows``, a parameter of two or more dimensions is a matrix

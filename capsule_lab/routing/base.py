@@ -126,6 +126,8 @@ class AbstractRouting(nn.Module, ABC):
         competing: capsules over which couplings sum to one: ``"parents"`` that compete for a child through
             ``normalise``, or ``"children"`` that compete for a parent; ``normalise`` is then not used.
         bounded: whether activations are in [0, 1]; otherwise they are logits, and losses of probabilities do not fit.
+        sigmoid_logits: whether activations are the logistic function of the logits; otherwise the logits are lengths or
+            logarithms of activations, which only a softmax over the parents can use.
         poses: whether parents have poses; without them, dense and class capsules have no transformations.
         uses_activations: whether the result depends on the activations of the children, not on their poses alone.
         scheduled: options that a schedule named ``routing_<option>`` may change during training, with their type,
@@ -136,6 +138,7 @@ class AbstractRouting(nn.Module, ABC):
     leaky: bool = False
     competing: ClassVar[Literal["parents", "children"]] = "parents"
     bounded: bool = True
+    sigmoid_logits: bool = True
     poses: bool = True
     uses_activations: ClassVar[bool] = True
 

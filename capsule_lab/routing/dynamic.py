@@ -132,7 +132,7 @@ class DynamicRouting(base.AbstractRouting):
             squash=squash,
         )
         self.leaky = leaky
-        self.bounded = SQUASHES[squash].bounded
+        self.bounded = self.sigmoid_logits = SQUASHES[squash].bounded
         initial_bias = torch.full((parents, dim), 0.1)  # 0.1: official code
         self.bias = nn.Parameter(initial_bias) if bias else None
 

@@ -150,12 +150,19 @@ def em_routing(
     >>> em_routing(votes, activations, torch.zeros(2), torch.zeros(2)).activations
     tensor([[0.5271, 0.5271]])
     """
+    numbers: dict[str, Any] = {"min_variance": min_variance, "mass_eps": mass_eps}
+    if not isinstance(
+        inverse_temperature, Tensor
+    ):  # a schedule in the memory of a GPU, which is not read
+        numbers["inverse_temperature"] = inverse_temperature
     em_costs.check_options(
         iterations,
+        damping=damping,
         cost=cost,
         activation=activation,
         temperature_schedule=temperature_schedule,
         initial=initial,
+        **numbers,
     )
     check_probabilities("em_routing", "activations", activations)
     normalise = normalise or Normaliser()
@@ -244,6 +251,7 @@ class EMRouting(AbstractRouting):
             mass_eps=mass_eps,
         )
         em_costs.check_options(**self.options)
+        self.sigmoid_logits = activation == "description_length"
         betas = (1 if shared_betas else parents,)
         learned = activation == "description_length"  # mixing proportions use none
         self.beta_u = nn.Parameter(torch.full(betas, beta_u), requires_grad=learned)

@@ -106,6 +106,7 @@ class SelfRouting(AbstractRouting):
     ) -> None:
         super().__init__(backend=backend, normalisation=normalisation)
         self.poses = poses
+        self.sigmoid_logits = False
 
     def build(self, layer: LayerInfo) -> None:
         sizes = layer.child_types, layer.parents, layer.child_dim

@@ -93,7 +93,7 @@ class UniformRouting(base.AbstractRouting):
         check_choice("routing squash", squash, get_args(Squash))
         super().__init__(backend=backend, leaky=leaky, squash=squash)
         self.leaky = leaky
-        self.bounded = SQUASHES[squash].bounded
+        self.bounded = self.sigmoid_logits = SQUASHES[squash].bounded
         initial_bias = torch.full((parents, dim), 0.1)  # 0.1: official code
         self.bias = nn.Parameter(initial_bias) if bias else None
         self.gain = nn.Parameter(torch.ones(())) if learned_gain else None

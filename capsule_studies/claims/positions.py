@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config.build import build_data
 from capsule_lab.data import AffNISTDataModule
@@ -95,6 +95,7 @@ def frame(runs: pd.DataFrame, folder: Path) -> pd.DataFrame:
 
 def _tested_data(directory: Path) -> AffNISTDataModule:
     config = OmegaConf.load(directory / "config.yaml")
+    assert isinstance(config, DictConfig)  # as archive.py writes it
     data = build_data(config)
     if not isinstance(data, AffNISTDataModule):
         raise RunError(

@@ -22,7 +22,7 @@ HOURS = {
     "paik2019_routing": 5,
     "paik2019_four": 1,
     "hinton2018_table1_toynorb": 25,
-    "sabour2017_fast": 16,
+    "sabour2017_fast": 32,
     "gu2020_affine": 10,
     "attack_controls_paired": 5,
     "mitterreiter2023_depth": 2,

@@ -2,8 +2,10 @@
 
 import hashlib
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -247,3 +249,13 @@ def test_image_without_a_partner_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"^an image of {message}"):
         Pairs(numbered(labels), 0, size=2, fixed=True, same_class=same_class)
+
+
+@pytest.mark.parametrize("pad", [0, 4])
+def test_a_file_of_arrays_has_composites_that_are_not_placed(tmp_path: Path, pad: int) -> None:
+    size = 28 + 2 * pad
+    composites = np.zeros((2, size, size), dtype=np.uint8)
+    composites[:, 10:18, 12:16] = 255
+    np.save(tmp_path / "composites.npy", composites)
+    prepared = MultiMNISTDataModule(pad=pad).from_arrays(tmp_path / "composites.npy")
+    assert prepared.equal(torch.from_numpy(composites[:, None] / np.float32(255)))

@@ -21,6 +21,7 @@ from capsule_lab.commands.train import summary, train
 from capsule_lab.config import build
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.loader import Images
+from capsule_lab.errors import ConfigError
 from capsule_lab.functional import combine_crops
 from capsule_lab.lit import ClassifierModule
 from capsule_lab.lit.metrics import SplitMetrics
@@ -29,10 +30,11 @@ from capsule_lab.losses import (
     l2_loss,
     logits_cross_entropy_loss,
     margin_loss,
+    sigmoid_cross_entropy_loss,
     spread_loss,
 )
 from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
-from capsule_lab.routing import DynamicRouting
+from capsule_lab.routing import DynamicRouting, EMRouting, SelfRouting
 from capsule_lab.schedules import Constant
 from capsule_lab.types import Batch, CapsuleOutput
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA
@@ -254,6 +256,14 @@ def test_crops_are_one_prediction_and_their_losses_a_mean(
         assert value == pytest.approx(mean, rel=1e-5)
 
 
+def test_crops_of_images_with_any_number_of_labels_are_refused() -> None:
+    """Sums of scores over crops cannot be compared with a threshold for one label."""
+    given = batch(8, crops=3, size=4)
+    several = given._replace(labels=torch.ones(8, 3, dtype=torch.bool))
+    with pytest.raises(ConfigError, match="several crops and any number of labels; expected one"):
+        classifier().terms(several)
+
+
 @pytest.mark.parametrize(
     ("network", "loss"),
     [
@@ -274,6 +284,28 @@ def test_losses_of_probabilities_refuse_lengths_without_a_bound(network: Any, lo
         build("none", loss)
     build("none", logits_cross_entropy_loss)
     build("exponential", loss)
+
+
+@pytest.mark.parametrize(
+    ("network", "routing"),
+    [
+        (CapsNet, functools.partial(DynamicRouting, squash="none")),
+        (CapsNet, functools.partial(SelfRouting)),
+        (
+            functools.partial(EMCaps, class_routing=None),
+            functools.partial(EMRouting, activation="mixing_proportions"),
+        ),
+    ],
+)
+def test_sigmoid_cross_entropy_refuses_logits_of_one_sign(network: Any, routing: Any) -> None:
+    """With lengths every class would be present, with logarithms of activations none."""
+    with torch.device("meta"):
+        built = network((1, 28, 28), 3, routing=routing)
+    options = {"optimizer": torch.optim.Adam, "schedule": RATE, "num_classes": 3}
+    message = "lengths or logarithms of activations, which have one sign; expected "
+    with pytest.raises(ValueError, match=message):
+        ClassifierModule(built, loss=sigmoid_cross_entropy_loss, **options)
+    ClassifierModule(built, loss=logits_cross_entropy_loss, **options)
 
 
 class InParts(MNISTDataModule):

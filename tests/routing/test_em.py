@@ -519,3 +519,15 @@ def test_poses_of_dynamic_routing_nearly_follow_scales() -> None:
     similarities = torch.cosine_similarity(poses, longer_poses, dim=2)
     assert similarities.min() > 0.9
     assert (of_longer > activations).all()
+
+
+@pytest.mark.parametrize(
+    "wrong_number", [{"min_variance": -1.0}, {"damping": 1.0}, {"inverse_temperature": 0.0}]
+)
+def test_numbers_of_the_function_are_checked_as_those_of_the_module(
+    wrong_number: dict[str, float],
+) -> None:
+    votes, activations = example()
+    betas = double(0.0), double(0.0)
+    with pytest.raises(ValueError, match=f"routing {next(iter(wrong_number))} is .*; expected"):
+        em_routing(votes, activations, *betas, **wrong_number)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from capsule_lab.layers import ConvCapsules
 from capsule_lab.routing import NormalisedEMRouting
+from capsule_lab.routing.em_normalised import em_evidence
 from capsule_lab.types import Votes
 from tests.reference.em_bridge import random
 
@@ -47,3 +48,12 @@ def test_positions_of_a_type_share_statistics() -> None:
     assert layer.routing.evidence_norm.num_features == PARENTS
     means = capsules.logits.view(4, 9, PARENTS).mean((0, 1))
     assert means.tolist() == pytest.approx([0] * PARENTS, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["temperature", "min_variance", "mass_eps"])
+def test_numbers_of_the_function_are_checked_as_those_of_the_module(name: str) -> None:
+    wrong: dict[str, Any] = {name: 0.0}
+    with pytest.raises(ValueError, match=f"routing {name} is 0.0; expected"):
+        em_evidence(*given(), **wrong)
+    with pytest.raises(ValueError, match=f"routing {name} is 0.0; expected"):
+        routing(**wrong)
