@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from hydra.utils import get_object, instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config.composition import to_container
 from capsule_lab.config.signatures import arguments_of
@@ -46,8 +46,11 @@ def build_module(config: DictConfig, spec: Any) -> Any:
 
     Image size and number of classes come from the ``DataSpec``; they are not options.
     """
-    network = instantiate(config.model, _partial_=True, _convert_="all")
-    module = instantiate(config.module, _partial_=True, _convert_="all")
+    # without interpolations, which Hydra would replace in the groups they name, and these may be read-only
+    network, module = (
+        instantiate(OmegaConf.to_container(part, resolve=True), _partial_=True, _convert_="all")
+        for part in (config.model, config.module)
+    )
     with constructing("model"):
         facts = _accepted_arguments(config.model, num_classes=spec.num_classes)
         built_network = network(image_shape=spec.image_shape, **facts)

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from capsule_lab.commands import compose
+from capsule_lab.config.build import build_module
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import LayerInfo, RandomCouplings, UniformRouting
-from capsule_lab.types import RoutingTrace
+from capsule_lab.types import DataSpec, RoutingTrace
 from tests.helpers.closeness import assert_close
 
 COORDINATES = torch.rand(6, 8)
@@ -85,5 +87,9 @@ def test_random_couplings_drawn_have_another_draw_for_every_seed_of_a_run() -> N
     chosen = ["model=em_caps", "routing=random_couplings_drawn"]
     of_three = compose("train", [*chosen, "seed=3"])
     of_four = compose("train", [*chosen, "seed=4"])
-    assert of_three.model.routing.seed == 3
-    assert of_four.model.routing.seed == 4
+    draws = []
+    for config in (of_three, of_four):
+        OmegaConf.set_readonly(config, True)  # as in a sweep
+        network = build_module(config, DataSpec((1, 28, 28), 10)).network
+        draws.append(network.classes.routing.log_couplings)
+    assert not draws[0].equal(draws[1])
