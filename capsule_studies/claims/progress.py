@@ -21,7 +21,7 @@ PLAN = RESULTS / "plan_2026_11.md"
 HOURS = {
     "paik2019_routing": 5,
     "paik2019_four": 1,
-    "hinton2018_table1_toynorb": 25,
+    "hinton2018_table1_toynorb": 6,
     "sabour2017_fast": 32,
     "gu2020_affine": 10,
     "attack_controls_paired": 5,
