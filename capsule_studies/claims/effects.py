@@ -14,7 +14,7 @@ from scipy.stats import t as student
 
 from capsule_lab import statistics
 from capsule_lab.errors import ConfigError
-from capsule_lab.statistics import Difference
+from capsule_lab.statistics import Difference, Spread
 from capsule_studies.claims.read import RESULTS
 
 PLANNED, AFTER, UNKNOWN = "planned", "after the fact", "plan not verifiable"
@@ -217,6 +217,14 @@ def _of_report(folder: Path, claim: dict[str, Any]) -> Effect:
     first = _values(runs)
     second = _values(_runs_of_line(folder, file, line, "second"))
     means = first.mean(), second.mean()
+    if (
+        "pooled deviation" in line["test"]
+    ):  # also that of Hedges' g: one of the two samples has none
+        unit = math.sqrt(1 / len(first) + 1 / len(second))
+        common = Spread(found.error / unit, round(found.df))
+        over_runs = statistics.unpaired_difference([*first], [*second], common=common)
+    else:
+        over_runs = _compared(first, second, paired=paired)
     plan = _plan(file, frame, line)
     other = None
     if "pairing" in claim:
@@ -232,7 +240,7 @@ def _of_report(folder: Path, claim: dict[str, Any]) -> Effect:
         line["source"] == "real",
         plan,
         other,
-        _compared(first, second, paired=paired),
+        over_runs,
         _images_seen(runs),
         means,
     )

@@ -130,16 +130,37 @@ def sides_of_comparison(asked: dict[str, str], *, by_plan: bool) -> Sides:
         recorded = [float(line[key]) for key in ("difference", "error", "df", "p")]
         interval = float(line["low"]), float(line["high"])
         return Sides([Test(*recorded)], *interval, int(line["n_first"]), family, number)
-    samples = []
-    for side in ("first", "second"):
-        where = {"row": line[side], "column": line[f"{side}_column"], "source": line["source"]}
-        samples.append(values(f"{asked['file']}_runs.csv", where))
+    samples = samples_of(asked["file"], line)
+    if "pooled deviation" in line["test"]:
+        test = pooled_test(*samples, every_sample_of_family(asked["file"], line))
+        half = stats.t.ppf(1 - LEVEL / 2, test.df) * test.error
+        low, high = test.difference - half, test.difference + half
+        return Sides([test], low, high, min(map(len, samples)), family, number)
     found = compared(
         *samples,
         pairs=line["test"].startswith("paired"),
         both=line["first"] != line["second"] and not by_plan,
     )
     return found._replace(family=family, line=number)
+
+
+def samples_of(table: str, line: Line) -> list[Sample]:
+    found = []
+    for side in ("first", "second"):
+        where = {"row": line[side], "column": line[f"{side}_column"], "source": line["source"]}
+        found.append(values(f"{table}_runs.csv", where))
+    return found
+
+
+def every_sample_of_family(table: str, line: Line) -> list[Sample]:
+    """The samples that a family compares in one column, each once."""
+    samples = {}
+    for other in lines_of(f"{table}_comparisons.csv"):
+        keys = ("family", "first_column", "source")
+        if all(other[key] == line[key] for key in keys):
+            names = (other["first"], other["second"])
+            samples |= dict(zip(names, samples_of(table, other), strict=True))
+    return [*samples.values()]
 
 
 def family_of(table: str, line: Line) -> str:
@@ -211,6 +232,15 @@ def welch_test(first: Sample, second: Sample) -> Test:
     found = stats.ttest_ind(one, other, equal_var=False)
     error = np.hypot(stats.sem(one), stats.sem(other))
     return Test(one.mean() - other.mean(), error, found.df, found.pvalue)
+
+
+def pooled_test(first: Sample, second: Sample, every: list[Sample]) -> Test:
+    """A t-test whose deviation is that of all samples, as at least one of the two has none."""
+    squares = sum(np.var([*sample.values()]) * len(sample) for sample in every)
+    df = sum(len(sample) - 1 for sample in every)
+    error = np.sqrt(squares / df * (1 / len(first) + 1 / len(second)))
+    difference = np.mean([*first.values()]) - np.mean([*second.values()])
+    return Test(difference, error, df, 2 * stats.t.sf(abs(difference / error), df))
 
 
 def p_values_of(claim: dict[str, Any], side: Sides) -> dict[str, float]:
