@@ -15,15 +15,12 @@ from dataclasses import Field, dataclass, fields, replace
 from fractions import Fraction
 from typing import Any, Self
 
-from capsule_lab.errors import check_number
+from capsule_lab.errors import ConfigError, check_number
 
 Duration = str | int | float
 """A number of steps, or ``"<number> steps|epochs|run"``; the number may be a fraction such as ``1/150``."""
 
-_LONGEST = (
-    1000,
-    10**6,
-)  # ours: steps of an epoch and of a run, so that every usual duration ends within it
+_LOOKED_AT = 100  # ours: steps of a run
 
 _DURATION = re.compile(r"^\s*([0-9.eE+-]+(?:/[0-9.]+)?)\s*(steps?|epochs?|runs?)\s*$")
 
@@ -240,8 +237,7 @@ class OneCycle(Schedule):
 def check_schedules(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedule]:
     """Return the schedules of a run by name, without those that are ``None``.
 
-    Raise ``ValueError`` if a value is not a schedule, or if ``learning_rate`` is missing, starts or ends below 0, or is
-    always 0.
+    Raise ``ValueError`` if a value is not a schedule, or if ``learning_rate`` is missing.
     """
     for name, value in schedule.items():
         if not isinstance(value, Schedule | None):
@@ -253,13 +249,22 @@ def check_schedules(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedu
         raise ValueError(
             f"the schedule has {', '.join(given) or 'no entry'}; expected one named learning_rate"
         )
-    rate = given["learning_rate"].for_run(*_LONGEST)
-    first, middle, last = (rate(step) for step in (0, _LONGEST[1] // 2, _LONGEST[1]))
-    for when, at in (("start", first), ("end", last)):
-        if not at >= 0:
-            raise ValueError(f"schedule.learning_rate is {at:g} at the {when}; expected 0 or more")
-    if not first + middle + last > 0:
-        raise ValueError(
-            "schedule.learning_rate is 0 from start to end, which trains nothing; expected more than 0"
-        )
     return given
+
+
+def check_learning_rate(rate: Schedule, total_steps: int) -> None:
+    """Raise a ``ConfigError`` if the learning rate is below 0 at a step, or 0 at all, of a hundred in a run.
+
+    ``rate`` has durations in steps, see ``Schedule.for_run``.
+    """
+    steps = (*range(0, total_steps, max(1, total_steps // _LOOKED_AT)), total_steps)
+    values = [rate(step) for step in steps]
+    for step, value in zip(steps, values, strict=True):
+        if not value >= 0:
+            raise ConfigError(
+                f"schedule.learning_rate is {value:g} at step {step} of {total_steps}; expected 0 or more"
+            )
+    if not any(values):
+        raise ConfigError(
+            f"schedule.learning_rate is 0 at all {total_steps} steps, which trains nothing; expected more than 0"
+        )

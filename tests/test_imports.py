@@ -47,7 +47,14 @@ for name in plain:
     imported[name] = [package for package in heavy if package in sys.modules]
 print(json.dumps(imported))
 """
-FOR_EXTENSIONS = {"Windows", "build_normaliser", "expects", "duration_in_steps", "check_schedules"}
+FOR_EXTENSIONS = {
+    "Windows",
+    "build_normaliser",
+    "expects",
+    "duration_in_steps",
+    "check_learning_rate",
+    "check_schedules",
+}
 """Names that only a new layer, loss or schedule uses; they are imported from their own modules."""
 
 

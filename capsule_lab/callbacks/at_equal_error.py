@@ -42,6 +42,10 @@ class AtEqualError(L.Callback):
         self.levels = {f"{level:g}": float(level) for level in levels}
         self.first = first
         self.others = (other,) if isinstance(other, str) else tuple(other)
+        if not self.others or len({*self.others}) < len(self.others):
+            raise ValueError(
+                f"other is {[*self.others]}; expected one or several different errors, such as novel_val/error"
+            )
         self.errors: list[tuple[float, ...]] = []
 
     @classmethod

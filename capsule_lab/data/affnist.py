@@ -134,9 +134,9 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
     Args:
         affine_validation: also validate on a synthetic affNIST made from the validation digits, one version of each,
             the same in every epoch; logged as ``affine/error``. It shows how this error and the validation error
-            develop together during training, without using the test digits. affNIST's digits are anywhere on the
-            canvas: more than half of them are farther from the middle than any training digit, so that this error is
-            in part one of positions.
+            develop together during training, without using the test digits. Affine digits are anywhere on the
+            canvas: more than half of them move farther on an axis than any training digit, so that this error is in
+            part one of positions.
         affine_within: the same, but each digit moves by at most ``shift`` pixels on each axis, as in training; logged
             as ``affine_within/error``. Its rotations, shears and scales are those of ``affine_validation``.
         digits: ``"real"`` uses real MNIST, and fails without it; with ``source="standin"``, the digits are then real

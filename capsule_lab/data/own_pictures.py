@@ -127,10 +127,11 @@ class AbstractOwnPictures(AbstractDataModule):
                     "leave data.folds out, or put all pictures into one set"
                 )
             return images
-        if self.test_share == 1:
+        if self.test_share == 1 and self.folds is None:
             if train:
                 raise DataError(
-                    "data.test_share is 1, which leaves no pictures to train on; expected less, or evaluate"
+                    "data.test_share is 1, which leaves no pictures to train or validate on; expected less than 1, or "
+                    "evaluate with split=test"
                 )
             return images
         if self.folds is None or self.fold is None:
@@ -150,8 +151,8 @@ class AbstractOwnPictures(AbstractDataModule):
     def advise_other_files(self) -> None:
         if not self.has_test_pictures() and self.test_share != 1:
             log.warning(
-                "tests the share of the pictures that a training would leave for the test; data.test_share=1 tests "
-                "all of them, if none was trained on"
+                "only the share of these pictures that a training would leave for the test is tested; "
+                "data.test_share=1 tests all of them, if none was trained on"
             )
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:

@@ -30,7 +30,7 @@ from capsule_lab.lit.training_network import Compile, TrainingNetwork
 from capsule_lab.lit.training_steps import TrainingSteps, UseGraphs
 from capsule_lab.lit.warm_up import compile_kernels
 from capsule_lab.losses import l2_loss
-from capsule_lab.schedules import Schedule, check_schedules
+from capsule_lab.schedules import Schedule, check_learning_rate, check_schedules
 from capsule_lab.system import torch_internals
 from capsule_lab.types import Batch
 
@@ -320,6 +320,7 @@ class AbstractModule(LightningModule):
             self._schedule_of_run[name] = schedule.for_run(self.steps_per_epoch, self.total_steps)
         optimizer = self.build_optimizer(clipped=trainer.gradient_clip_val is not None)
         rate = self._schedule_of_run["learning_rate"]
+        check_learning_rate(rate, self.total_steps)
         # a plain function: LambdaLR would save the attributes of a callable object, and overwrite them on resuming
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step))
         return {

@@ -250,8 +250,8 @@ class AbstractClassifierModule(AbstractModule):
             return super().terms(batch)
         if batch.classes.dtype == torch.bool:
             raise ConfigError(
-                "test images have several crops and any number of labels; expected one of both, because the scores of "
-                "crops are summed, and a sum says nothing about a single label"
+                "test images have several crops and any number of labels; expected one or the other, because "
+                "scores of crops are summed, and a sum says nothing about a single label"
             )
         losses: dict[str, list[Tensor]] = {}
         scores: list[Tensor] = []

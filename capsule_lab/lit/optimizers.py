@@ -82,8 +82,8 @@ class Muon(Optimizer):
     ``torch.optim.Muon`` accepts parameters of two dimensions only. This class reshapes others to matrices: kernels of
     convolutions to (out, in * height * width), as in its author's code; transformations of capsules, ``(child, inner,
     parent, columns)``, to (child * inner, parent * columns), the linear map of their layer under equal couplings
-    (ours). AdamW trains everything else: biases, betas, scales, and parameters of two or more dimensions that are
-    neither, such as the weights of ``SelfRouting`` and the attention of ``AttentionOverChildren``.
+    (ours). AdamW trains everything else: biases, betas, scales, and other parameters of two or more dimensions, such as
+    the weights of ``SelfRouting`` and the attention of ``AttentionOverChildren``.
 
     Args:
         params: groups from ``parameter_groups``; without ``rows``, a parameter of two or more dimensions is a matrix

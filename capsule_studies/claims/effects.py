@@ -217,9 +217,8 @@ def _of_report(folder: Path, claim: dict[str, Any]) -> Effect:
     first = _values(runs)
     second = _values(_runs_of_line(folder, file, line, "second"))
     means = first.mean(), second.mean()
-    if (
-        "pooled deviation" in line["test"]
-    ):  # also that of Hedges' g: one of the two samples has none
+    if line["test"] == "t-test with pooled deviation":
+        # one of the two samples has none, so that Hedges' g has it, too
         unit = math.sqrt(1 / len(first) + 1 / len(second))
         common = Spread(found.error / unit, round(found.df))
         over_runs = statistics.unpaired_difference([*first], [*second], common=common)

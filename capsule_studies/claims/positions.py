@@ -65,15 +65,13 @@ def frame(runs: pd.DataFrame, folder: Path) -> pd.DataFrame:
         RunError: if the test images of a run cannot be made again.
     """
     lines = []
-    images = None
     finished = runs[runs["status"] == "done"]
     for run in finished.drop_duplicates("directory").itertuples():
         directory = folder / str(run.directory)
         found = predictions.read(directory, json.loads((directory / "metrics.json").read_text()))
         if found is None:
             continue
-        images = images or positions(_tested_data(directory))
-        labels, within = images
+        labels, within = positions(_tested_data(directory))
         if not np.array_equal(labels, found.label):
             raise RunError(
                 f"{directory.name} was tested on other images than those made from its config.yaml; expected the "

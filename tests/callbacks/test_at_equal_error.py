@@ -57,6 +57,9 @@ def test_levels_are_checked() -> None:
         AtEqualError([])
     with pytest.raises(ValueError, match="levels is 0"):
         AtEqualError([10, 0])
+    for other in ([], ["val/error", "val/error"]):
+        with pytest.raises(ValueError, match=r"other is .*; expected one or several different"):
+            AtEqualError([10], other=other)
 
 
 OVERRIDES = [

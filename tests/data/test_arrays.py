@@ -21,7 +21,7 @@ from capsule_lab.commands.evaluate import evaluate
 from capsule_lab.commands.train import train
 from capsule_lab.data import ArraysDataModule
 from capsule_lab.data.formats import array_files
-from capsule_lab.errors import ConfigError, DataError
+from capsule_lab.errors import ConfigError, DataError, RunError
 from capsule_lab.types import DataSpec
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_CNN, TINY_DATA, Cli
 from tests.helpers.data_modules import trainer
@@ -995,6 +995,10 @@ def test_all_images_of_another_file_can_be_tested(
     assert "data.test_share=1 tests all of them" in caplog.text
     assert drawn["image_counts"]["test"] < NUMBER
     caplog.clear()
+    with pytest.raises(
+        RunError, match=r"would test the pictures of the training; expected it with"
+    ):
+        evaluate(opened, data={"test_share": 1.0})
     every = evaluate(opened, data={"path": path, "test_share": 1.0})
     assert every["provenance"]["test_images"] == f"{NUMBER} of {NUMBER}"
     assert "test_share" not in caplog.text
@@ -1002,7 +1006,7 @@ def test_all_images_of_another_file_can_be_tested(
 
 def test_a_training_needs_pictures_beside_those_of_the_test() -> None:
     path = save("all.npz", images=COLOUR, labels=CLASSES)
-    with pytest.raises(DataError, match=r"test_share is 1, which leaves no pictures to train on"):
+    with pytest.raises(DataError, match=r"test_share is 1, which leaves no pictures to train or"):
         module(path, test_share=1.0).setup("fit")
 
 

@@ -131,7 +131,7 @@ def sides_of_comparison(asked: dict[str, str], *, by_plan: bool) -> Sides:
         interval = float(line["low"]), float(line["high"])
         return Sides([Test(*recorded)], *interval, int(line["n_first"]), family, number)
     samples = samples_of(asked["file"], line)
-    if "pooled deviation" in line["test"]:
+    if line["test"] == "t-test with pooled deviation":
         test = pooled_test(*samples, every_sample_of_family(asked["file"], line))
         half = stats.t.ppf(1 - LEVEL / 2, test.df) * test.error
         low, high = test.difference - half, test.difference + half
