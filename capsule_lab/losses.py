@@ -127,7 +127,7 @@ def spread_loss(
     >>> spread_loss(torch.tensor([[0.8, 0.3, 0.1]]), torch.tensor([0])).item()  # 0.4^2 + 0.2^2
     0.1999...
     """
-    labels = _one_label(labels, "the spread loss")
+    _check_one_label(labels, "the spread loss")
     _check_lengths("spread_loss", scores)
     _check_labels("spread_loss", labels, scores)
     check_choice("spread loss reduction", reduction, ("paper", "official", "sum"))
@@ -197,7 +197,7 @@ def cross_entropy_loss(
     """
     check_number("label_smoothing", label_smoothing, 0, below=1)
     if not labels.is_floating_point():
-        labels = _one_label(labels, "softmax cross-entropy")
+        _check_one_label(labels, "softmax cross-entropy")
     _check_labels("cross_entropy_loss", labels, scores)
     if labels.is_floating_point() and not shares_sum_to_one(labels):
         raise ValueError(
@@ -335,14 +335,18 @@ def _check_lengths(loss: str, scores: Tensor) -> None:
     )
 
 
-def _one_label(labels: Tensor, loss: str) -> Tensor:
-    """Return the class of each image, ``(batch,)``; raise a ``ValueError`` if images have several."""
+def _check_one_label(labels: Tensor, loss: str) -> None:
     if labels.is_floating_point() and shares_sum_to_one(labels):
         raise ValueError(
             f"{loss} takes one label per image, but these are shares of classes, as from data.mixup; use "
             "loss=margin, loss=cross_entropy or data.mixup=null"
         )
-    if labels.ndim > 1 and (labels.is_floating_point() or labels.shape[1] != 1):
+    if labels.ndim > 1:
+        if labels.shape[1] == 1 and not labels.is_floating_point():
+            raise ValueError(
+                f"{loss} received labels of the shape {tuple(labels.shape)}; expected one class per image, "
+                f"({len(labels)},): labels[:, 0]"
+            )
         several = f"have {labels.shape[1]}"
         if labels.is_floating_point():
             several = "are shares of classes that do not sum to 1, as of several labels"
@@ -350,4 +354,3 @@ def _one_label(labels: Tensor, loss: str) -> Tensor:
             f"{loss} takes one label per image, but these {several}; use loss=margin for capsules, "
             "loss=sigmoid_cross_entropy for logits"
         )
-    return labels.flatten()

@@ -150,7 +150,7 @@ def em_routing(
     >>> em_routing(votes, activations, torch.zeros(2), torch.zeros(2)).activations
     tensor([[0.5271, 0.5271]])
     """
-    numbers: dict[str, Any] = {"min_variance": min_variance, "mass_eps": mass_eps}
+    numbers: dict[str, Any] = {"min_variance": min_variance}
     if not isinstance(
         inverse_temperature, Tensor
     ):  # a schedule in the memory of a GPU, which is not read

@@ -77,7 +77,7 @@ def em_evidence(
     are then the same for every image, and votes are stored. For the other arguments see ``em_routing``.
     """
     base.check_iterations(iterations)
-    numbers = {"temperature": temperature, "min_variance": min_variance, "mass_eps": mass_eps}
+    numbers = {"temperature": temperature, "min_variance": min_variance}
     for name, number in numbers.items():
         if not isinstance(number, Tensor):  # a schedule in the memory of a GPU, which is not read
             check_number(f"routing {name}", number, above=0)

@@ -50,7 +50,7 @@ def test_positions_of_a_type_share_statistics() -> None:
     assert means.tolist() == pytest.approx([0] * PARENTS, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["temperature", "min_variance", "mass_eps"])
+@pytest.mark.parametrize("name", ["temperature", "min_variance"])
 def test_numbers_of_the_function_are_checked_as_those_of_the_module(name: str) -> None:
     wrong: dict[str, Any] = {name: 0.0}
     with pytest.raises(ValueError, match=f"routing {name} is 0.0; expected"):
