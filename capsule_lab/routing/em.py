@@ -151,9 +151,8 @@ def em_routing(
     tensor([[0.5271, 0.5271]])
     """
     numbers: dict[str, Any] = {"min_variance": min_variance}
-    if not isinstance(
-        inverse_temperature, Tensor
-    ):  # a schedule in the memory of a GPU, which is not read
+    # a schedule in the memory of a GPU is not read
+    if not isinstance(inverse_temperature, Tensor):
         numbers["inverse_temperature"] = inverse_temperature
     em_costs.check_options(
         iterations,
