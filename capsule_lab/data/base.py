@@ -110,6 +110,8 @@ class AbstractDataModule(L.LightningDataModule):
     test_clusters: npt.NDArray[np.int64] | None = None
     """Number of the object or group of each test image, if several images share one; ``setup("test")`` sets it."""
     further_validations: tuple[str, ...] = ()
+    tests_other_files: bool | None = None
+    """Whether a trained network is tested on other files than those of its training; ``None`` in a training."""
     """Additional sets that every validation measures and reports; their loaders follow that of the validation set."""
 
     def __init__(
@@ -351,9 +353,6 @@ class AbstractDataModule(L.LightningDataModule):
 
     def advise_training(self) -> None:
         """Log what helps before a training, as after ``setup("fit")``, which also reads training images for others."""
-
-    def advise_other_files(self) -> None:
-        """Log what a test on other files than those of the training leaves out; after ``prepare_data``."""
 
     def _check_first_images(self, name: str) -> None:
         """Check that the first images of a set reach the network as ``spec`` states."""

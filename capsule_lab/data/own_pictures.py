@@ -148,13 +148,6 @@ class AbstractOwnPictures(AbstractDataModule):
             )
         return images.subset(rest if train else test)
 
-    def advise_other_files(self) -> None:
-        if not self.has_test_pictures() and self.test_share != 1:
-            log.warning(
-                "only the share of these pictures that a training would leave for the test is tested; "
-                "data.test_share=1 tests all of them, if none was trained on"
-            )
-
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
         is_val = self.is_validation(images)
         if is_val.any():
@@ -227,10 +220,26 @@ class AbstractOwnPictures(AbstractDataModule):
             )
 
     def _setup_test(self) -> None:
+        if not self.has_test_pictures():
+            self._check_drawn_test()
         super()._setup_test()
         groups = self.groups_of(self.sets["test"])
         if groups is not None:
             self.test_clusters = np.unique(groups, return_inverse=True)[1]
+
+    def _check_drawn_test(self) -> None:
+        """Log what a test on other pictures leaves out; refuse one on all pictures of the training."""
+        everything = self.test_share == 1
+        if everything and self.tests_other_files is False:
+            raise DataError(
+                "data.test_share is 1, which would test the pictures of the training; expected it with data.path=… of "
+                "other pictures"
+            )
+        if self.tests_other_files and not everything:
+            log.warning(
+                "only the share of these pictures that a training would leave for the test is tested; "
+                "data.test_share=1 tests all of them, if none was trained on"
+            )
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:

@@ -161,8 +161,8 @@ class Run:
             check_has_no_pickles(data)
         data.use_spec(self.spec)
         data.prepare_data()
-        _check_other_files(data, options)
-        if not {"_target_", "path"} & options.keys():  # otherwise the user has chosen other files
+        data.tests_other_files = bool({"_target_", "path"} & options.keys())
+        if not data.tests_other_files:
             instead = "choose other data with data=<name>"
             checkpoints.check_same_source(
                 self.checkpoint, self.provenance, data.provenance, instead
@@ -207,17 +207,6 @@ class Run:
         """
         for name, stored in stored_batches(self.data, split):
             yield self.data.transform_batch(stored, "val" if name == "train" else name)
-
-
-def _check_other_files(data: AbstractDataModule, options: Mapping[str, Any]) -> None:
-    """Log what a test on other files leaves out; refuse to test on the files of the training with ``test_share=1``."""
-    if "path" in options:
-        data.advise_other_files()
-    elif "_target_" not in options and options.get("test_share") in (1, "1"):
-        raise RunError(
-            "data.test_share is 1, which would test the pictures of the training; expected it with data.path=… of "
-            "other pictures"
-        )
 
 
 class _Sizes(NamedTuple):

@@ -21,7 +21,7 @@ from capsule_lab.commands.evaluate import evaluate
 from capsule_lab.commands.train import train
 from capsule_lab.data import ArraysDataModule
 from capsule_lab.data.formats import array_files
-from capsule_lab.errors import ConfigError, DataError, RunError
+from capsule_lab.errors import ConfigError, DataError
 from capsule_lab.types import DataSpec
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_CNN, TINY_DATA, Cli
 from tests.helpers.data_modules import trainer
@@ -996,7 +996,7 @@ def test_all_images_of_another_file_can_be_tested(
     assert drawn["image_counts"]["test"] < NUMBER
     caplog.clear()
     with pytest.raises(
-        RunError, match=r"would test the pictures of the training; expected it with"
+        ConfigError, match=r"would test the pictures of the training; expected it with"
     ):
         evaluate(opened, data={"test_share": 1.0})
     every = evaluate(opened, data={"path": path, "test_share": 1.0})
