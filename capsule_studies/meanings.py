@@ -35,7 +35,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "trees_per_class": "number of different trees for the images of a class; 1: all are the same",
         "entropy_of_trees": "the same in bits; 0: all are the same",
         "images_per_class": "images of a class, the largest number of trees that can be found",
-        "argmax_changes": "share of children whose strongest parent changes in this iteration",
+        "argmax_changes": "share of children whose strongest parent changes; empty if couplings were equal before",
         "logit_change": "by how much this iteration changes the logits of the couplings",
         "d_score": "how much activations vary over images; near 0, capsules ignore the image",
         "dead_share": "share of capsules that no image activates",

@@ -30,21 +30,36 @@ class EqualCouplings(Normaliser):
         return self.normaliser.total(mass)
 
 
+def routings_with_shares(network: nn.Module) -> list[AbstractRouting]:
+    """Return the routings of ``network``; raise a ``ValueError`` if a child's couplings do not sum to one in each."""
+    routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
+    for routing in routings:
+        name = type(routing).__name__
+        if routing.competing == "children":
+            raise ValueError(
+                f"the couplings of {name} sum to one over the children of a parent; expected a "
+                "routing whose couplings sum to one over the parents of a child, which can have equal shares"
+            )
+        if routing.leaky:
+            raise ValueError(
+                f"{name} is leaky, so that the couplings of a child sum to less than one; expected a network with "
+                "routing.leaky=false"
+            )
+    return routings
+
+
 @contextmanager
 def equal_couplings(network: nn.Module) -> Iterator[None]:
     """Make all routings of ``network`` couple every child equally to all parents that see it.
 
     The *routing gain* of a network is its error with equal couplings minus its normal error. Its routings must compute
     couplings from log-couplings by the normaliser that they receive, like all routings of this project whose couplings
-    are learned or iterated. A leaky routing raises a ``ValueError`` when it is called.
+    are learned or iterated.
+
+    Raises:
+        ValueError: if the network has no routing, or couplings of a child do not sum to one over its parents.
     """
-    routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
-    for routing in routings:
-        if routing.competing == "children":
-            raise ValueError(
-                f"the couplings of {type(routing).__name__} sum to one over the children of a parent; expected a "
-                "routing whose couplings sum to one over the parents of a child, which can have equal shares"
-            )
+    routings = routings_with_shares(network)
     if not routings:
         raise ValueError(f"{type(network).__name__} has no couplings; expected a capsule network")
     with ExitStack() as stack:

@@ -116,10 +116,25 @@ def check_same_data(run: Run, other: Run) -> None:
         )
 
 
+def check_same_input(images: StudyImages, other: Run) -> None:
+    """Check that the network of another run was trained on images that are preprocessed like ``images``."""
+    data: Any = other.build_data()
+    if type(data) is not type(images.data):  # data that neither network was trained on
+        return
+    name, stored = images.stored[0]
+    seen = data.unpaired_batch(stored, name).images
+    if not torch.equal(seen, images.seen[0].images):
+        raise RunError(
+            f"{other.checkpoint} was trained on {type(data).__name__} with other preprocessing than the attacked run; "
+            "expected runs with the same data options"
+        )
+
+
 def _facts_of_data(run: Run) -> dict[str, Any]:
     return {
         "image_shape": tuple(run.spec.image_shape),
         "num_classes": run.spec.num_classes,
+        "classes": run.spec.classes,
         "data": name_of(run.config.data),
         "source": run.provenance["source"],
     }

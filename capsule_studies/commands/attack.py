@@ -182,6 +182,8 @@ def _attacked(setting: StudyInput[AttackOptions]) -> StudyResult:
     source = _open_other(options.source, options.trust, run)
     baseline = _open_other(options.baseline, options.trust, run)
     images = StudyImages(setting.data, options.split, setting.device)
+    for other in filter(None, (source, baseline)):
+        session.check_same_input(images, other)
     attacked = session.AttackedRun(
         run, images, options.space, source=source, couplings=options.couplings
     )

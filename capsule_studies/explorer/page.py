@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab import runs
+from capsule_lab.deploy.export import complete_test
 from capsule_lab.errors import RunError
 from capsule_lab.networks import EMCaps
 from capsule_lab.networks.base import AbstractCapsuleNetwork, reconstructs
@@ -120,6 +121,11 @@ def _check_same(run: runs.Run, first: runs.Run) -> None:
             f"{run.checkpoint} has {_described(run)}; expected those of {first.checkpoint}, {_described(first)}: "
             "networks on a page receive the same picture"
         )
+    if run.spec.classes != first.spec.classes:
+        raise RunError(
+            f"{run.checkpoint} has the classes {_names(run)}; expected those of {first.checkpoint}, {_names(first)}: "
+            "networks on a page name classes alike"
+        )
 
 
 def _what_it_classifies(run: runs.Run) -> tuple[Any, ...]:
@@ -129,6 +135,10 @@ def _what_it_classifies(run: runs.Run) -> tuple[Any, ...]:
 def _described(run: runs.Run) -> str:
     shape = "x".join(map(str, run.spec.image_shape))
     return f"{run.spec.num_classes} classes of images of {shape}"
+
+
+def _names(run: runs.Run) -> str:
+    return ", ".join(run.spec.classes) or "without names"
 
 
 def _pose_ranges(network: Any, loaded: Pictures) -> dict[str, list[list[float]]] | None:
@@ -150,24 +160,17 @@ def _pose_ranges(network: Any, loaded: Pictures) -> dict[str, list[list[float]]]
 
 
 def _record(run: runs.Run) -> dict[str, Any]:
-    metrics = _metrics(run)
-    split = "test" if "error" in metrics.get("test", {}) else "val"
+    metrics = runs.ready_weights.entry_of(run.checkpoint)  # of the index
+    if metrics is None:
+        metrics = runs.results.read_metrics(run.directory) or {}
+        metrics["error"] = complete_test(run, metrics).get("error")
     return {
         "name": type(run.network).__name__,
         "parameters": sum(parameter.numel() for parameter in run.network.parameters()),
         "data": run.provenance["name"],
-        "error": metrics.get(split, {}).get("error"),
-        "error_of": "test images" if split == "test" else "validation images",
+        "error": metrics.get("error"),
         "command": metrics.get("command"),
     }
-
-
-def _metrics(run: runs.Run) -> dict[str, Any]:
-    """Return the metrics of a run, or of ready weights those of their index."""
-    entry = runs.ready_weights.entry_of(run.checkpoint)
-    if entry is not None:
-        return {"test": {"error": entry["error"]}, **entry}
-    return runs.results.read_metrics(run.directory) or {}
 
 
 def _check_finite(run: runs.Run, images: Tensor) -> None:

@@ -19,10 +19,35 @@ DEAD = 0.01
 # Renzulli 2022, official code (src/inference.py) where there are ten classes: couplings of 0, 0.1, ..., 1
 TREE_LEVELS = 11
 
+_ROUNDING = 16  # ours: couplings that differ by fewer units in the last place are equal
+
 Couplings = Float[Tensor, "image child parent"]
 Labels = Int64[Tensor, " image"]
 Seen = Bool[Tensor, "child parent"]
 Number = Float[Tensor, ""]
+
+
+def strongest_parent(couplings: Float[Tensor, "*child parent"]) -> Int64[Tensor, "*child"]:
+    """Return the parent with each child's largest coupling; -1 if several parents have it, as with equal couplings.
+
+    >>> strongest_parent(torch.tensor([[0.2, 0.8], [0.5, 0.5]]))
+    tensor([ 1, -1])
+    """
+    largest, parent = couplings.max(-1, keepdim=True)
+    rounding = _ROUNDING * torch.finfo(couplings.dtype).eps
+    count = (couplings >= largest * (1 - rounding)).sum(-1)
+    return torch.where(count == 1, parent.squeeze(-1), -1)
+
+
+def parent_changes(before: Couplings, after: Couplings) -> Number:
+    """Return the share of children with another strongest parent after than before, of those with one at both times.
+
+    It is NaN if there are none, as after an iteration with equal couplings.
+    """
+    first, second = strongest_parent(before), strongest_parent(after)
+    have_both = (first >= 0) & (second >= 0)
+    changes = (first != second)[have_both]
+    return changes.to(before.dtype).mean()
 
 
 def child_entropy(couplings: Couplings, seen: Seen | None = None) -> Float[Tensor, "image child"]:
@@ -79,7 +104,9 @@ def static_share(couplings: Couplings, seen: Seen | None = None) -> Number:
     It is 1 minus the variance over images (mean over pairs), divided by the variance over images and parents (mean over
     children). It is NaN for equal couplings, which do not vary.
     """
-    every = couplings.new_ones(couplings.shape[1:]) if seen is None else seen.to(couplings.dtype)
+    rounding = _ROUNDING * torch.finfo(couplings.dtype).eps
+    couplings = couplings.double()
+    every = couplings.new_ones(couplings.shape[1:]) if seen is None else seen.double()
     count = every.sum(1).clamp_min(1)  # [child]
 
     def over_parents(values: Tensor) -> Tensor:
@@ -92,7 +119,8 @@ def static_share(couplings: Couplings, seen: Seen | None = None) -> Number:
     deviations = couplings - mean.view(1, -1, 1)
     squares = deviations.square().mean(0)  # [child parent]
     spread = over_parents(squares).sum()
-    varies = spread > torch.finfo(couplings.dtype).eps
+    size = over_parents(couplings.square().mean(0)).sum()
+    varies = spread > rounding**2 * size
     return torch.where(varies, 1 - over_images / spread, torch.nan)
 
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.types import Batch, CapsuleOutput
 from capsule_studies.images import joined_labels
 from capsule_studies.subject import Subject
@@ -27,7 +28,8 @@ def pose_features(subject: Subject) -> Features:
     """Return a function from batches to one vector per image, in float64.
 
     If class capsules have poses, it is the pose of the label's capsule: with the label given, classification plays no
-    role. Otherwise, it is 16 principal components of the input of the last layer with weights.
+    role. Otherwise, it is 16 principal components of the input of the last layer: for class capsules without poses, of
+    the poses below them.
     """
     if has_poses(subject.outputs(subject.batches[:1])):
         return lambda batches: label_poses(subject, batches)
@@ -64,10 +66,13 @@ def of_label(
 
 
 def last_features(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "image feature"]:
-    """Return the input of the network's last layer with weights."""
-    for module in subject.network.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            last_layer = module
+    """Return the input of the last layer of capsules, poses only, or of a CNN's last layer with weights."""
+    if isinstance(subject.network, AbstractCapsuleNetwork):
+        *_, last_layer = subject.network.capsule_layers().values()
+    else:
+        for module in subject.network.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                last_layer = module
     kept: list[Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -15,6 +15,7 @@ from capsule_lab.analysis.plotting import draw_image, sequential_colours
 from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.types import Votes
+from capsule_studies.measures.couplings import strongest_parent
 
 ACTIVE = 0.1  # ours: activation above which a capsule is a node
 _DRAWN = 60  # ours: most branches of a node, for a readable drawing
@@ -40,7 +41,7 @@ def parse(layers: Layers, root: int) -> Tree:
     for name, layer in reversed([*layers.items()]):
         couplings = layer.couplings()[0]
         activations = layer.children.activations[0]
-        best = couplings.argmax(1)
+        best = strongest_parent(couplings)
         active = activations > ACTIVE
         branches[name] = []
         for parent in sorted(parents):

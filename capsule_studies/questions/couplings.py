@@ -133,8 +133,7 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
         if routing.competing == "children":  # their couplings do not sum to one for a child
             measured |= dict.fromkeys(("entropy", "weighted_entropy", "t_score"), math.nan)
         if before is not None:
-            changes = before.argmax(2) != shares.argmax(2)
-            measured["argmax_changes"] = changes.to(before.dtype).mean()
+            measured["argmax_changes"] = measures.parent_changes(before, shares)
         if adds and layer.windows is None:
             measured["logit_change"] = measures.logit_change(layer.votes(), iteration.poses)
         numbers |= prefixed(str(number), measured)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from capsule_lab.analysis.equal_couplings import EqualCouplings
+from capsule_lab.analysis.equal_couplings import EqualCouplings, routings_with_shares
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting, Normaliser
@@ -35,7 +36,8 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
     - ``own/error``: with the network's own couplings, computed in every iteration;
     - ``mean``: with their mean over ``training`` images, the same for every image; ``exchanged``: with this mean, but
       each parent has the couplings of the next parent;
-    - ``same_class``, ``other_class``: with those of another image in the batch that has the same label, or another;
+    - ``same_class``, ``other_class``: with those of another image in the batch that has the same label, or another; for
+      another label, without batches of a single class;
     - ``equal``: with equal shares for the parents that compete for a child;
     - ``<…>/error_reestimated``: the same after the running statistics of batch normalisations within the routings were
       estimated again, on the training images with the replaced couplings; only if there are such normalisations;
@@ -47,10 +49,7 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
     """
     check_number("training", training, 1)
     subject.check_network(AbstractCapsuleNetwork, "has no routing; expected a capsule network")
-    if any(routing.competing == "children" for routing in _routings(subject.network)):
-        raise ValueError(
-            "couplings sum to one over the children of a parent; expected a routing with equal shares"
-        )
+    routings_with_shares(subject.network)
     images = subject.training(training)
     original = copy.deepcopy(subject.network)  # statistics of the subject's network change
     means = _means(original, images)
@@ -73,19 +72,22 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
             ranking, _ = _forward(subject.network, batch.images, sources)
             return ranking
 
-        numbers[f"{name}/error"] = _error(subject.batches, ranking)
+        batches, estimated_on = subject.batches, images
+        if name == "other_class":
+            batches, estimated_on = _of_several_classes(batches), _of_several_classes(images)
+        numbers[f"{name}/error"] = _error(batches, ranking)
         if norms:
             with _reestimating(norms) as finish:
-                for batch in images:
+                for batch in estimated_on:
                     ranking(batch)
                 finish()
-                numbers[f"{name}/error_reestimated"] = _error(subject.batches, ranking)
+                numbers[f"{name}/error_reestimated"] = _error(batches, ranking)
     endings = ["", "_reestimated"] if norms else [""]
     for ending in endings:
         equal = numbers[f"equal/error{ending}"]
         gain = equal - numbers[f"own/error{ending}"]
         gain_by_mean = equal - numbers[f"mean/error{ending}"]
-        numbers[f"kept_by_mean{ending}"] = gain_by_mean / gain if gain else float("nan")
+        numbers[f"kept_by_mean{ending}"] = gain_by_mean / gain if gain else math.nan
     return Answer({**numbers, **_distances(original, means, subject.batches)})
 
 
@@ -168,15 +170,22 @@ def _repeated(means: Sequence[Couplings], images: int) -> list[Couplings]:
 def _of_others(
     own: Sequence[Couplings], labels: Int64[Tensor, " image"], *, same: bool
 ) -> Sequence[Couplings]:
-    """Return the couplings of another image with the same label (its own if there is none), or with another label."""
+    """Return the couplings of another image with the same label (its own if there is none), or with another label.
+
+    For another label, not all labels may be equal.
+    """
     order = labels.argsort(stable=True)
-    _, sizes = labels.unique(return_counts=True)
-    if same:
-        of_classes = order.split(sizes.tolist())
-        others = torch.cat([images.roll(1) for images in of_classes])
-    else:
-        others = order.roll(int(sizes.max()))
-    source = torch.empty_like(order).scatter(0, order, others)
+    ordered = labels[order]
+    source = torch.empty_like(order)
+    for label in labels.unique():
+        of_class = order[ordered == label]
+        if same:
+            source[of_class] = of_class.roll(1)
+            continue
+        # from the next class on, so that every image is used about as often
+        others = torch.cat([order[ordered > label], order[ordered < label]])
+        place = torch.arange(len(of_class), device=labels.device)
+        source[of_class] = others[place % len(others)]
     replacements = []
     for couplings in own:
         by_image = couplings.unflatten(0, (len(labels), -1))
@@ -206,7 +215,14 @@ def _reestimating(norms: Sequence[Any]) -> Iterator[Callable[[], None]]:
             norm.momentum = momentum
 
 
+def _of_several_classes(batches: Sequence[Batch]) -> list[Batch]:
+    return [batch for batch in batches if len(batch.labels.unique()) > 1]
+
+
 def _error(batches: Sequence[Batch], ranking: Callable[[Batch], Tensor]) -> float:
+    """Return the percentage of wrong images; NaN without images."""
+    if not batches:
+        return math.nan
     wrong = 0
     for batch in batches:
         predicted = ranking(batch).argmax(1)

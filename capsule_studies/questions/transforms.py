@@ -88,7 +88,8 @@ def transforms(
     """Compute curves of presence and pose over the strength of each change, and one linear map of poses per change.
 
     For capsule networks, presence and pose are the activation and the pose of the label's capsule; for CNNs, the
-    probability of the label and 16 principal components of the features below the last layer. For each ``<kind>/``:
+    probability of the label and 16 principal components of the features below the last layer. If class capsules have no
+    poses, 16 principal components of the poses below them are in place of a pose. For each ``<kind>/``:
 
     - ``error``: at the largest strength, mean of both signs;
     - ``presence_change``: variance of the label's presence over strengths (mean over images), divided by the sum of
@@ -159,7 +160,7 @@ class _Shown(NamedTuple):
         output = subject.outputs(batches)
         capsules = output.capsules
         return cls(
-            presences=output.scores.softmax(1) if capsules is None else capsules.activations,
+            presences=output.ranking.softmax(1) if capsules is None else capsules.activations,
             poses=features(batches),
             pixels=pixels(joined_images(batches).flatten(1)),
             error=error_percent(output, subject.labels),

@@ -7,6 +7,7 @@ activations of children and the lengths of their votes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
 from capsule_lab.errors import check_number
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.types import Votes
+from capsule_studies.measures.couplings import strongest_parent
 from capsule_studies.measures.features import of_label
 from capsule_studies.measures.parse_tree import (
     ACTIVE,
@@ -44,11 +46,14 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
     """Measure the tree under each image's predicted class.
 
     Edges connect active children (activation above 0.1) to the parent with the largest coupling; weights: ``a_i R_ij``.
+    A child with several largest couplings has no edge. Without any edges, as with equal couplings, all numbers but the
+    first two are NaN.
 
     - ``mass_in_tree``: share of the class capsule's mass on edges of the tree; ``branches``: their number;
     - ``drop_of_tree``: drop of the class's probability, in points, when the heaviest branches, together a share of
       ``silenced`` of its mass, are silenced; ``drop_of_votes``: the same for as many children with the longest votes
-      times activation, regardless of routing; ``drop_of_random``: for random others with the same total activation;
+      times activation, regardless of routing, NaN without poses; ``drop_of_random``: for random others with the same
+      total activation;
     - ``alike_within``, ``alike_between``: cosine between the distributions of the tree's mass over child types, for
       pairs of images of the same class and of two classes;
     - ``follows_shift``: movement of the tree's centre per movement of the image; 1 if they move equally.
@@ -79,9 +84,13 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
             ranking = subject.outputs().ranking
         drop = before - of_label(ranking.softmax(1), predicted)
         numbers[quantity] = 100 * float(drop.mean())
+    if not layer.parents.poses.shape[2]:  # votes without components have no length
+        numbers["drop_of_votes"] = math.nan
     if layer.child_grid is not None:
         numbers |= _alike(in_tree, layer.child_grid, subject.labels)
         numbers["follows_shift"] = _follows_shift(subject, layer.child_grid, in_tree, predicted)
+    if not edges.any():
+        numbers = dict.fromkeys(numbers, math.nan) | {"mass_in_tree": 0.0, "branches": 0.0}
     return Answer(prefixed(name, numbers), draw=partial(_figures, subject, shown))
 
 
@@ -98,7 +107,7 @@ def _edges(
     couplings = layer.couplings()
     activations = layer.children.activations
     of_parents = of_label(couplings.transpose(1, 2), parents)
-    is_largest = couplings.argmax(2) == parents.unsqueeze(1)
+    is_largest = strongest_parent(couplings) == parents.unsqueeze(1)
     edges = is_largest & (activations > ACTIVE)
     return activations * of_parents, edges
 

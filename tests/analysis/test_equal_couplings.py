@@ -72,9 +72,11 @@ def test_networks_without_equal_couplings() -> None:
     """Where children compete, couplings do not come from the normaliser, so replacing it would change nothing."""
     cnn = SmallCNN((1, 17, 17), 3)
     attention = small_capsnet((1, 17, 17), 3, channels=8, routing=AttentionOverChildren)
+    leaky = small_capsnet((1, 17, 17), 3, channels=8, routing=partial(DynamicRouting, leaky=True))
     messages = {
         cnn: "SmallCNN has no couplings; expected a capsule network",
         attention: "AttentionOverChildren sum to one over the children of a parent",
+        leaky: "DynamicRouting is leaky.*expected a network with routing.leaky=false",
     }
     for network, message in messages.items():
         with pytest.raises(ValueError, match=message), equal_couplings(network):

@@ -29,9 +29,15 @@ const Pose = (() => {
     return orders[k] = found.sort((a, b) => b.effect - a.effect);
   }
 
-  function bounded(values) { // a pose that is a vector is shorter than 1
+  function poseOf(k) {
+    const dim = facts.ranges.mean[k].length;
+    return Array.from(result.poses.slice(k * dim, (k + 1) * dim));
+  }
+
+  function bounded(values) { // a pose that is a vector is shorter than 1, unless the routing has no squash
     const length = Math.hypot(...values);
-    return kindOf(first) !== "length" || length < 0.999 ? values : values.map((value) => value * 0.999 / length);
+    const isSquashed = kindOf(first) === "length" && names.every((_, k) => Math.hypot(...poseOf(k)) <= 1);
+    return !isSquashed || length < 0.999 ? values : values.map((value) => value * 0.999 / length);
   }
 
   const decode = (values) => Engine.decode(first, bounded(values), chosen());
@@ -71,9 +77,9 @@ const Pose = (() => {
 
   function drawPose() {
     if (!isShown) return;
-    const k = chosen(), dim = facts.ranges.mean[k].length;
+    const k = chosen();
     if (!pose) {
-      pose = Array.from(result.poses.slice(k * dim, (k + 1) * dim));
+      pose = poseOf(k);
       strips = [];
       $("sliders").replaceChildren(...effects(k).map(slider));
       $("pose-class").textContent = names[k];

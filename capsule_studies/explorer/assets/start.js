@@ -8,7 +8,7 @@ const explorer = window.explorer = {
 };
 
 function records() { // a column for each network, of which there are at most three: narrow screens have no room for five
-  const error = (each) => each.error === null ? "" : `${each.error.toFixed(2)} % of ${each.error_of}`;
+  const error = (each) => each.error === null ? "" : `${each.error.toFixed(2)} % of test images`;
   const row = (name, value) => [name, ...facts.networks.map(value)];
   table($("records"), row("network", (each) => each.name), [
     row("parameters", (each) => each.parameters.toLocaleString("en")),

@@ -3,6 +3,8 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +84,21 @@ def test_runs_on_other_images_are_told_apart(run: runs.Run) -> None:
     on_real_data = replace(run, provenance=provenance)
     with pytest.raises(RunError, match=r"'source': 'real'.*expected runs on the same data"):
         session.check_same_data(run, on_real_data)
+    other_names = replace(run.spec, classes=tuple("abcdefghij"))
+    with pytest.raises(RunError, match=r"'classes': \('a', .*expected runs on the same data"):
+        session.check_same_data(run, replace(run, spec=other_names))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_runs_with_other_preprocessing_are_told_apart() -> None:
+    attacked = images("unit")
+    session.check_same_input(attacked, trained_on("unit"))
+    with pytest.raises(RunError, match=r"was trained on Data with other preprocessing"):
+        session.check_same_input(attacked, trained_on("standardised"))
+
+
+def trained_on(preprocessing: str) -> Any:
+    return SimpleNamespace(checkpoint="a.ckpt", build_data=lambda: Data(preprocessing))
 
 
 def test_a_split_without_images_is_refused(run: runs.Run) -> None:
@@ -133,24 +150,29 @@ PREPROCESSING = {
 }
 
 
+class Data:
+    """The part of a data module that attacks need."""
+
+    test_names, val_names = ("test",), ()
+
+    def __init__(self, preprocessing: str, labels: Tensor = BATCH.labels) -> None:
+        self.preprocessing = preprocessing
+        self.labels = labels
+
+    def setup(self, stage: str) -> None:
+        assert stage == "test"
+
+    def test_dataloader(self) -> list[list[Batch]]:
+        return [[BATCH._replace(labels=self.labels)]]
+
+    def unpaired_batch(self, batch: Batch, name: str) -> Batch:
+        assert name == "test"
+        preprocess = PREPROCESSING[self.preprocessing]
+        return batch._replace(images=preprocess(batch.images))
+
+
 def images(preprocessing: str, labels: Tensor = BATCH.labels) -> StudyImages:
-    class Data:
-        """The part of a data module that attacks need."""
-
-        test_names, val_names = ("test",), ()
-
-        def setup(self, stage: str) -> None:
-            assert stage == "test"
-
-        def test_dataloader(self) -> list[list[Batch]]:
-            return [[BATCH._replace(labels=labels)]]
-
-        def unpaired_batch(self, batch: Batch, name: str) -> Batch:
-            assert name == "test"
-            preprocess = PREPROCESSING[preprocessing]
-            return batch._replace(images=preprocess(batch.images))
-
-    return StudyImages(Data(), "test", CPU)
+    return StudyImages(Data(preprocessing, labels), "test", CPU)
 
 
 DEVIATIONS = STORED[:, :, 1:7, 1:7].double().flatten(1).std(1, unbiased=False).tolist()

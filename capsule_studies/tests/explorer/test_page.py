@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from capsule_lab import runs
 from capsule_lab.data import CIFAR10DataModule, MNISTDataModule, SVHNDataModule
 from capsule_lab.errors import RunError
 from capsule_lab.types import DataSpec
@@ -86,6 +88,33 @@ def test_networks_that_cannot_be_shown_are_named(chosen: tuple[str, ...], messag
     opened = [run_of(NETWORKS[name]()) for name in chosen]
     with pytest.raises(RunError, match=message):
         render(opened)
+
+
+def test_networks_of_other_classes_are_not_shown_together(colour: Any) -> None:
+    other_names = replace(colour.spec, classes=("square", "disc", "cross"))
+    beside = run_of(NETWORKS["colour"](), other_names)
+    message = "has the classes square, disc, cross; expected those of a.ckpt, cross, disc, square: "
+    with pytest.raises(RunError, match=message):
+        render([colour, beside])
+
+
+@pytest.mark.parametrize(("tested", "images"), [("best", 10_000), ("last", 10_000), ("best", 10)])
+def test_error_is_that_of_the_weights_on_all_test_images(
+    networks: list[Any], monkeypatch: pytest.MonkeyPatch, tested: str, images: int
+) -> None:
+    first = networks[0]
+    first.step = 5
+    metrics = {
+        "weights_tested": tested,
+        "tested_step": first.step,
+        "test": {"error": 1.25},
+        "image_counts": {"test": images, "test_set": 10_000},
+    }
+    monkeypatch.setattr(runs.results, "read_metrics", lambda _: metrics)
+    monkeypatch.setattr(first, "checkpoint", Path("checkpoints/best.ckpt"))
+    error = facts_of(render([first]))["networks"][0]["error"]
+    is_shown = tested == "best" and images == 10_000
+    assert error == (1.25 if is_shown else None)
 
 
 def test_pictures_of_any_classes_are_chosen_and_fitted(colour: Any) -> None:

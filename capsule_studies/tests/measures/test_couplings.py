@@ -82,6 +82,36 @@ def test_static_share_by_loops() -> None:
     assert share.item() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("difference", [0, 1e-6, 1e-4])
+def test_static_share_of_couplings_that_hardly_differ(difference: float) -> None:
+    """Whether couplings differ is a question of rounding, not of the numbers of children and parents."""
+    couplings = torch.full((5, 3, 16), 1 / 16)
+    couplings[:, 0, 0] += difference
+    share = measures.static_share(couplings).item()
+    if difference:
+        assert share == pytest.approx(1, abs=1e-4)
+    else:
+        assert math.isnan(share)
+
+
+def test_strongest_parent_is_none_where_several_are_equal() -> None:
+    third = 1 / 3 + torch.tensor([0, 1e-7, -1e-7])
+    couplings = torch.stack([torch.tensor([0.2, 0.2, 0.6]), third, torch.zeros(3)])
+    assert measures.strongest_parent(couplings).tolist() == [2, -1, -1]
+    of_one_parent = measures.strongest_parent(torch.ones(4, 1))
+    assert of_one_parent.tolist() == [0, 0, 0, 0]
+
+
+def test_changes_are_of_children_with_a_strongest_parent_at_both_times() -> None:
+    first, second, equal = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5]])
+    before = torch.stack([first, first, equal, first])
+    after = torch.stack([first, second, second, equal])
+    share = measures.parent_changes(before[None], after[None])
+    assert share.item() == 0.5
+    undecided = measures.parent_changes(equal.expand(1, 4, 2), after[None])
+    assert undecided.isnan()
+
+
 def test_class_information_of_a_parent_per_class() -> None:
     labels = torch.arange(4).repeat(5)
     parents = torch.nn.functional.one_hot(labels, 4).float()

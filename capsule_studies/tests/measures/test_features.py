@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from capsule_lab.networks import SelfRoutingNet
 from capsule_studies.measures.features import (
     group_law,
     label_poses,
@@ -30,6 +31,16 @@ def test_last_features_are_what_the_last_layer_gets() -> None:
     assert isinstance(last, torch.nn.Linear)
     features = last_features(asked, asked.batches)
     torch.testing.assert_close(last(features), asked.outputs().scores)
+
+
+def test_last_features_without_poses_of_classes_are_the_poses_below_them() -> None:
+    """The capsules between the trunk and the classes count, and not the last convolution before them."""
+    torch.manual_seed(0)
+    sizes = {"trunk": "convnet", "planes": 4, "types": 2, "dim": 4, "conv_strides": (1,)}
+    asked = subject(SelfRoutingNet((1, 24, 24), 4, **sizes))
+    below = asked.traces["classes"].children.poses
+    features = last_features(asked, asked.batches)
+    torch.testing.assert_close(features, below.flatten(1))
 
 
 def test_features_of_a_cnn_are_principal_components() -> None:

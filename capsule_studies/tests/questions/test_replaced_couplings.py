@@ -1,6 +1,7 @@
 """Couplings that replace those of an image, in networks with known outputs."""
 
 import copy
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -56,9 +57,17 @@ def test_mean_of_images_that_are_equal_changes_nothing() -> None:
     assert numbers["distance_of_own_from_mean"] == pytest.approx(0, abs=1e-6)
 
 
-def test_others_have_the_same_or_another_label() -> None:
-    labels = torch.tensor([3, 0, 1, 0, 3, 3, 1, 2])
-    is_alone = labels == 2
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [3, 0, 1, 0, 3, 3, 1, 2],
+        [0, 0, 0, 0, 2, 0, 0, 0],  # a class has most of the images
+        [1, 0, 1, 2, 1, 1, 2, 1],
+    ],
+)
+def test_others_have_the_same_or_another_label(labels: list[int]) -> None:
+    labels = torch.tensor(labels)
+    is_alone = (labels.unsqueeze(1) == labels).sum(1) == 1
     couplings = torch.arange(16.0).view(16, 1, 1)  # two rows for each image
     for same in (True, False):
         (found,) = _of_others([couplings], labels, same=same)
@@ -69,6 +78,24 @@ def test_others_have_the_same_or_another_label() -> None:
         assert (is_same == same).all()
         is_itself = source == torch.arange(8)
         assert not (is_itself & ~is_alone).any()
+
+
+def test_batches_of_one_class_have_no_couplings_of_another_class() -> None:
+    asked = subject(small_network("capsnet"))
+    first, last = asked.batches
+    of_one = last._replace(labels=torch.zeros_like(last.labels))
+    numbers = replaced_couplings(replace(asked, batches=[first, of_one])).numbers
+    of_first = replaced_couplings(replace(asked, batches=[first])).numbers
+    assert numbers["other_class/error"] == of_first["other_class/error"]
+    numbers = replaced_couplings(replace(asked, batches=[of_one])).numbers
+    assert math.isnan(numbers["other_class/error"])
+    assert math.isfinite(numbers["mean/error"])
+
+
+def test_leaky_couplings_have_no_equal_shares() -> None:
+    asked = subject(small_network("capsnet", routing=partial(DynamicRouting, leaky=True)))
+    with pytest.raises(ValueError, match=r"is leaky.*expected a network with routing.leaky=false"):
+        replaced_couplings(asked)
 
 
 @pytest.mark.whole

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from capsule_lab.networks import AbstractNetwork
 from capsule_lab.types import CapsuleOutput, Capsules
-from capsule_studies.questions.transforms import _explained, _monotony, _presence_change, transforms
+from capsule_studies.questions.transforms import (
+    _explained,
+    _monotony,
+    _presence_change,
+    _Shown,
+    transforms,
+)
 from capsule_studies.subject import Change
 from capsule_studies.tests.subjects import column_of_square, moved, subject
 
@@ -152,3 +158,27 @@ def test_a_shift_of_all_poses_is_explained_but_is_no_gain() -> None:
     assert numbers["translation/explained"] > 0.95
     assert numbers["translation/explained_by_shift"] > 0.95
     assert numbers["translation/equivariance_gain"] < 0.05
+
+
+def test_presence_of_a_network_without_capsules_is_a_probability() -> None:
+    """Scores may be logistic functions of the logits already."""
+
+    class Logistic(AbstractNetwork):
+        def forward(self, images: Tensor) -> CapsuleOutput:
+            logits = 40 * images[:, 0, :, :4].mean(1)
+            return CapsuleOutput(logits.sigmoid(), logits=logits)
+
+    class Linear(Logistic):
+        def forward(self, images: Tensor) -> CapsuleOutput:
+            logits = super().forward(images).logits
+            return CapsuleOutput(logits, logits=logits)
+
+    of_kind = []
+    for network in (Logistic(), Linear()):
+        shown = _Shown.of(asked(network), brighter, no_features, no_features, 0.0)
+        of_kind.append(shown.presences)
+    torch.testing.assert_close(*of_kind)
+
+
+def no_features(_: object) -> Tensor:
+    return torch.zeros(48, 1)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from capsule_lab.analysis.trace import ChildGrid
-from capsule_lab.routing import DynamicRouting
+from capsule_lab.networks import SelfRoutingNet
+from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_studies.questions.tree import (
     _alike,
     _heaviest,
@@ -88,3 +89,28 @@ def test_silenced_by_a_share() -> None:
     assert (scores(0.5) < before).all()
     largest = scores(1).abs().max()
     assert largest < 1e-3
+
+
+@pytest.mark.parametrize("favoured", [0, 3])
+def test_equal_couplings_are_no_tree_of_any_class(favoured: int) -> None:
+    network = small_network("capsnet", routing=UniformRouting)
+    with torch.no_grad():
+        network.digits.routing.bias[favoured] += 2
+    numbers = tree(subject(network), shown=0).numbers
+    assert numbers["digits/mass_in_tree"] == numbers["digits/branches"] == 0
+    others = [value for key, value in numbers.items() if key.split("/")[1] not in TREELESS]
+    assert others
+    assert all(map(math.isnan, others))
+
+
+TREELESS = ("mass_in_tree", "branches")
+
+
+def test_votes_without_components_have_no_lengths() -> None:
+    torch.manual_seed(0)
+    network = SelfRoutingNet((1, 24, 24), 4, trunk="convnet", planes=4, types=2, dim=4)
+    for parameter in network.classes.parameters():
+        torch.nn.init.normal_(parameter)  # couplings are equal before training
+    numbers = tree(subject(network), shown=0).numbers
+    assert math.isnan(numbers["classes/drop_of_votes"])
+    assert math.isfinite(numbers["classes/drop_of_tree"])
