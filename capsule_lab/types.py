@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
@@ -170,6 +170,20 @@ class Batch(NamedTuple):
     ) -> Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Bool[Tensor, "batch class"]:
         """The labels or, for mixtures, the class with the largest share, so that errors can be counted."""
         return self.labels.argmax(1) if self.labels.is_floating_point() else self.labels
+
+
+class TrainingData(NamedTuple):
+    """The data that a network was trained on, for tests of it.
+
+    Attributes:
+        options: options of its DataModule.
+        provenance: its provenance.
+        path_is_given: whether the test names its data or their path, so that they may be others.
+    """
+
+    options: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    path_is_given: bool
 
 
 @dataclass(frozen=True)

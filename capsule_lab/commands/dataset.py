@@ -41,6 +41,10 @@ class DatasetOptions(Options):
     """auto: directory, then download, then stand-in; real: fail instead of using a stand-in; standin."""
     path: str | None = None
     """folder: the folder with a folder of pictures for each class; arrays: the .npz, .npy or .mat file."""
+    labels: str | None = None
+    """folder, arrays: a file of labels, as in training."""
+    groups: str | None = None
+    """folder, arrays: a file of groups, as in training."""
     size: Count | tuple[Count, Count] | None = None
     """Pixels a side; folder: 64 by default, or [height,width]; toynorb: 48, which data=smallnorb expects; the original
     smallNORB has 96."""
@@ -110,25 +114,33 @@ def _first_pictures(data: Any) -> dict[int, Tensor]:
     stored = data.load(train=True)  # without pictures to test on
     images = {}
     for label in range(data.spec.num_classes):
-        rows = (stored.labels == label).nonzero()[:_SHOWN, 0]
-        images[label] = stored.images[rows].read().float() / 255
+        labels = stored.labels
+        is_of_class = labels == label if labels.ndim == 1 else labels[:, label] > 0
+        rows = is_of_class.nonzero()[:_SHOWN, 0]
+        if len(rows):
+            images[label] = stored.images[rows].read().float() / 255
     return images
 
 
 def _first_images(data: Any) -> dict[int, Tensor]:
-    """Return training images by class as network input, not augmented; of several labels, the first counts."""
+    """Return training images by class as network input, not augmented.
+
+    Of a fixed number of labels, the first counts; an image with any number of labels is of each of its classes.
+    """
     import torch
 
     data.setup("fit")
     rows: list[list[Tensor]] = [[] for _ in range(data.spec.num_classes)]
     for stored in islice(data.train_dataloader(), _BATCHES):
         batch = data.transform_batch(stored, "val")
-        for image, label in zip(
-            batch.images, batch.labels.reshape(len(batch.labels), -1)[:, 0], strict=True
-        ):
-            rows[int(label)].append(
-                torch.cat([*image], 1)[None] if len(image) == 2 else image
-            )  # a stereo pair
+        for image, labels in zip(batch.images, batch.labels, strict=True):
+            shown = torch.cat([*image], 1)[None] if len(image) == 2 else image  # a stereo pair
+            if data.spec.labels_per_image == 0:
+                classes = labels.nonzero()[:, 0].tolist()
+            else:
+                classes = [int(labels.reshape(-1)[0])]
+            for label in classes:
+                rows[label].append(shown)
         if min(map(len, rows)) >= _SHOWN:
             break
     images = {label: torch.stack(row[:_SHOWN]) for label, row in enumerate(rows) if row}

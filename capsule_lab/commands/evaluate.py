@@ -29,7 +29,7 @@ from capsule_lab.config.declaration import (
     Weights,
 )
 from capsule_lab.config.folders import option_files
-from capsule_lab.errors import ConfigError, printable
+from capsule_lab.errors import ConfigError, RunError, printable
 from capsule_lab.runs.trust import plain_value
 
 if TYPE_CHECKING:
@@ -127,7 +127,10 @@ def evaluate_checkpoint(options: EvaluateOptions) -> tuple[dict[str, Any], Path,
     options = options.with_values(seed=seed)
     data = data_options(options.data)
     result = evaluate(run, options.split, data, options.trainer, couplings=options.couplings)
-    return result, result_file(run, options.split, data, result), run
+    name = f"limit_{options.split}_batches"
+    limit = (options.trainer or {}).get(name)
+    limits = {} if limit is None else {name: limit}
+    return result, result_file(run, options.split, data, result, limits), run
 
 
 def open_run(ckpt: str, trust: Trusted) -> runs.Run:
@@ -221,13 +224,18 @@ def evaluate(
     run.module.image_counts.clear()  # of an earlier evaluation
     with build.constructing("couplings=equal" if couplings == "equal" else "data"), around:
         evaluated(run.module, datamodule=datamodule, verbose=False)
+    counts = runs.results.image_counts(run.module, datamodule)
+    if not counts.get(split):
+        raise RunError(
+            f"split={split} has no images here; expected another split, or data and limits that leave some"
+        )
     logged = runs.results.split_metrics(lightning.logged_metrics, split)
     metrics = run.module.test_results() if split == "test" else logged
     runs.results.check_finite(metrics, f"the evaluation of {run.checkpoint}")
     return {
         split: metrics,
         "classes": run.module.class_results(split, run.class_counts),
-        "image_counts": runs.results.image_counts(run.module, datamodule),
+        "image_counts": counts,
         "checkpoint": str(run.checkpoint),
         "provenance": datamodule.provenance,
         "data": run.data_config(data or {}),
@@ -238,12 +246,17 @@ def evaluate(
 
 
 def result_file(
-    run: runs.Run, split: str, data: Mapping[str, Any], result: Mapping[str, Any]
+    run: runs.Run,
+    split: str,
+    data: Mapping[str, Any],
+    result: Mapping[str, Any],
+    limits: Mapping[str, Any] | None = None,
 ) -> Path:
     """Return the path for a result: ``evaluations/<checkpoint>-<split>-<data>-<source>-<options>.json``.
 
-    The options are those of ``data`` that differ from training or, for other data, from its defaults. If their text is
-    too long or not allowed in a file name, their hash is appended.
+    The options are those of ``data`` that differ from training or, for other data, from its defaults, and the limits of
+    the Trainer. If their text is too long or not allowed in a file name, their hash is appended; the ``/`` of a
+    fraction is replaced.
     """
     target = run.data_config(data)["_target_"]
     name = target.rpartition(".")[2].removesuffix("DataModule").lower()
@@ -260,8 +273,10 @@ def result_file(
         for key, value in data.items()
         if key != "directory" and (key, value) not in known.items()
     }
+    other |= limits or {}
     other |= {"couplings": "equal"} if result.get("couplings") == "equal" else {}
-    options = "".join(f"-{key}={value}" for key, value in other.items()).replace("/", "_")
+    options = "".join(f"-{key}={value}" for key, value in other.items())
+    options = re.sub(r"(?<=\d)/(?=\d)", "_", options)
     named = re.sub(r"[^\w.,=+-]", "_", options, flags=re.ASCII)[
         :120
     ]  # ours: a file name has at most 255 bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from capsule_lab import runs
 from capsule_lab.commands.declare import command
 from capsule_lab.config.check_options import check_effect
 from capsule_lab.config.declaration import Expected, Options, Trusted, Weights
+from capsule_lab.errors import ConfigError
 from capsule_lab.system.files import expanded
 
 
@@ -39,6 +41,10 @@ def main(options: ExportOptions) -> None:
     if options.to in ("safetensors", "hub"):
         where = f"with to={options.to}, which has all weights"
         check_effect(options, where, ["reconstruction"])
+    if options.to == "safetensors" and Path(options.out).suffix != ".safetensors":
+        raise ConfigError(
+            f"out is {options.out}; expected a name that ends in .safetensors, by which the file is read"
+        )
     from capsule_lab.config import build
     from capsule_lab.deploy import export, hub  # torch and Lightning
 

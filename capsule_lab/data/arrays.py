@@ -367,6 +367,7 @@ class ArraysDataModule(AbstractOwnPictures):
     """
 
     real_source: ArraySource
+    facts_of_draw = ("images", "sha256")
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ from capsule_lab.data.splits import (
 from capsule_lab.data.transforms import transform_each
 from capsule_lab.errors import CapsuleLabError, DataError, check_choice, check_number, one_line
 from capsule_lab.system import environment
-from capsule_lab.types import Batch, DataSpec
+from capsule_lab.types import Batch, DataSpec, TrainingData
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,9 +110,9 @@ class AbstractDataModule(L.LightningDataModule):
     test_clusters: npt.NDArray[np.int64] | None = None
     """Number of the object or group of each test image, if several images share one; ``setup("test")`` sets it."""
     further_validations: tuple[str, ...] = ()
-    tests_other_files: bool | None = None
-    """Whether a trained network is tested on other files than those of its training; ``None`` in a training."""
     """Additional sets that every validation measures and reports; their loaders follow that of the validation set."""
+    training: TrainingData | None = None
+    """The data of the training of a network that is tested; ``None`` in a training."""
 
     def __init__(
         self,

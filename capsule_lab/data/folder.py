@@ -57,6 +57,8 @@ class PictureFolder(AbstractOwnPictures):
     """
 
     real_source: PackedFolder
+    # not the hash of the pixels, which depend on how pictures are fitted and decoded
+    facts_of_draw = ("pictures", "labels_sha256", "groups_sha256")
 
     def __init__(
         self,

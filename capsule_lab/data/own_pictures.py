@@ -6,7 +6,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,8 @@ class AbstractOwnPictures(AbstractDataModule):
     """
 
     validations = ("stratified", "none")
+    facts_of_draw: ClassVar[tuple[str, ...]] = ()
+    """Names of the facts in the provenance that decide, besides options, which pictures are drawn for the test."""
 
     def __init__(
         self,
@@ -228,18 +230,48 @@ class AbstractOwnPictures(AbstractDataModule):
             self.test_clusters = np.unique(groups, return_inverse=True)[1]
 
     def _check_drawn_test(self) -> None:
-        """Log what a test on other pictures leaves out; refuse one on all pictures of the training."""
-        everything = self.test_share == 1
-        if everything and self.tests_other_files is False:
+        """Log what a test on other pictures leaves out; refuse one that may be on pictures of the training."""
+        training = self.training
+        if training is None:
+            return
+        changed = self._changed_facts(training.provenance)
+        if training.path_is_given and "sha256" in changed:
+            if self.test_share != 1:
+                log.warning(
+                    "only the share of these pictures that a training would leave for the test is tested; "
+                    "data.test_share=1 tests all of them, if none was trained on"
+                )
+            return
+        if changed & {*self.facts_of_draw}:
             raise DataError(
-                "data.test_share is 1, which would test the pictures of the training; expected it with data.path=… of "
-                "other pictures"
+                "pictures, labels or groups changed since the training, so that others would be drawn for the test, "
+                "some of which were trained on; restore them, or test other pictures by data.path=… data.test_share=1"
             )
-        if self.tests_other_files and not everything:
-            log.warning(
-                "only the share of these pictures that a training would leave for the test is tested; "
-                "data.test_share=1 tests all of them, if none was trained on"
-            )
+        self._check_same_draw(training.options)
+
+    def _changed_facts(self, before: Mapping[str, Any]) -> set[str]:
+        """Return the names of facts of the provenance that differ from those before, except for names of files."""
+        changed = set()
+        for key in {"sha256", *self.facts_of_draw}:
+            if _without_names(self.provenance.get(key)) != _without_names(before.get(key)):
+                changed.add(key)
+        return changed
+
+    def _check_same_draw(self, options: Mapping[str, Any]) -> None:
+        """Raise a ``DataError`` if other pictures are drawn for the test than with the options of the training."""
+        share = options.get("test_share", self.test_share)
+        before = {
+            "test_share": parse_share(share, "data.test_share"),
+            "folds": options.get("folds"),
+            "fold": options.get("fold"),
+        }
+        for name, value in before.items():
+            now = getattr(self, name)
+            if now != value:
+                raise DataError(
+                    f"data.{name} is {now}, but {value} in the training, so that pictures of the training would be "
+                    "tested; expected the same, or data.path=… of other pictures"
+                )
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
@@ -250,6 +282,11 @@ class AbstractOwnPictures(AbstractDataModule):
         if self.mirror:
             pixels = random_mirror(pixels, key, _MIRROR)
         return random_shift(pixels, key, self.largest_shift)
+
+
+def _without_names(fact: Any) -> Any:
+    """Return a fact of the provenance; of hashes by file, the hashes."""
+    return sorted(fact.values()) if isinstance(fact, Mapping) else fact
 
 
 def _check_fold(folds: int | None, fold: int | None) -> None:

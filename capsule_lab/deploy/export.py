@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -32,6 +32,11 @@ BATCHES = (1, 7, 64)  # ours: one image, an odd number, a usual batch
 TOLERANCE = 1e-5  # ours: float32 in another order of sums differs by 1e-6
 # parts of the configuration that a file keeps; the others name folders of the machine that trained the network
 _RECORDED = (*BUILT, "seed", "trainer")
+_PATHS = (
+    "path",
+    "labels",
+    "groups",
+)  # of own pictures, also relative to the folder of the training
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +73,30 @@ class ExportedNetwork(nn.Module):
         return tuple(self._outputs(images).values())
 
 
+def without_folders(value: Any, key: str) -> Any:
+    """Return a value of a configuration with the last part of each path, which may be in a list or a mapping.
+
+    A path is an absolute one, or any value of ``path``, ``labels`` or ``groups``.
+    """
+    if isinstance(value, dict):
+        return {name: without_folders(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [without_folders(item, key) for item in value]
+    if not isinstance(value, str):
+        return value
+    path = PurePath(value)
+    is_path = key in _PATHS or path.is_absolute() or value.startswith("~")
+    return path.name if is_path else value
+
+
 def record_of(run: runs.Run) -> dict[str, Any]:
     """Return the record of a run for other files, in plain containers, without folders of this machine."""
     stored = runs.checkpoints.read_any(run.checkpoint)["capsule_lab"]
-    config = {name: value for name, value in stored["config"].items() if name in _RECORDED}
+    config = {
+        name: without_folders(value, name)
+        for name, value in stored["config"].items()
+        if name in _RECORDED
+    }
     if "directory" in config["data"]:
         config["data"] = config["data"] | {"directory": None}
     return {
@@ -82,6 +107,7 @@ def record_of(run: runs.Run) -> dict[str, Any]:
         "spec": stored["spec"],
         "seconds": stored["seconds"],
         "val": stored["val"],
+        "class_counts": stored.get("class_counts"),
         "config": config,
         "step": run.step,
         "input_form": run.build_data().input_form,

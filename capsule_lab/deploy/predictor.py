@@ -98,10 +98,14 @@ class Predictor:
         from capsule_lab.data.formats.pictures import open_picture
 
         if not isinstance(picture, str | Path):
+            _check_picture(picture)
             prepared: Tensor = self._data.from_picture(picture, polarity=polarity)
             return prepared
+        form = self.input_form
+        is_photograph = form["kind"] == "photograph"
+        size = max(form["size"]) if is_photograph else None  # read as in the training
         with warnings.catch_warnings(action="ignore"):  # of Pillow, about metadata and size
-            opened = open_picture(picture)
+            opened = open_picture(picture, size)
         try:
             return self.prepare(opened, polarity=polarity)
         except DataError as error:
@@ -181,6 +185,17 @@ class Predictor:
     def _check_finite(self, name: str, values: Tensor) -> None:
         sums = {f"sum of {name}": float(values.sum())}
         runs.results.check_finite(sums, f"the network of {self.run.checkpoint}")
+
+
+def _check_picture(picture: Any) -> None:
+    """Raise a ``DataError`` if this is no picture of Pillow."""
+    from PIL import Image
+
+    if not isinstance(picture, Image.Image):
+        raise DataError(
+            f"the picture is a {type(picture).__name__}; expected a file, a PIL image, or a batch of prepare() or "
+            "prepare_arrays()"
+        )
 
 
 def load(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Predictor:

@@ -153,6 +153,7 @@ class Run:
                 whole configuration of other data, which may have another source.
         """
         from capsule_lab.config import build, check  # torch and Lightning
+        from capsule_lab.types import TrainingData
 
         config = OmegaConf.create({"data": self.data_config(options)})
         check.check(config)
@@ -161,8 +162,9 @@ class Run:
             check_has_no_pickles(data)
         data.use_spec(self.spec)
         data.prepare_data()
-        data.tests_other_files = bool({"_target_", "path"} & options.keys())
-        if not data.tests_other_files:
+        path_is_given = bool({"_target_", "path"} & options.keys())
+        data.training = TrainingData(self.config.data, self.provenance, path_is_given)
+        if not path_is_given:
             instead = "choose other data with data=<name>"
             checkpoints.check_same_source(
                 self.checkpoint, self.provenance, data.provenance, instead

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 import toynorb
 from capsule_lab.commands import dataset
-from capsule_lab.data import AffNISTDataModule
+from capsule_lab.data import AffNISTDataModule, ArraysDataModule
 from capsule_lab.data.formats import pictures
 from capsule_lab.data.standins import toynorb_files as files
 from tests.helpers.commands import Cli
@@ -140,6 +140,28 @@ def test_contact_sheet_is_written_into_the_data_directory(
     assert ended.status == 0
     assert ended.out.splitlines()[-1] == sheet
     assert is_a_picture(tmp_path / sheet)
+
+
+def test_contact_sheet_shows_an_image_with_each_of_its_labels(tmp_path: Path) -> None:
+    grey_of_class = np.array([50, 100, 200])
+    rows = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 1], [0, 0, 0]] * 12)
+    images = np.zeros((48, 8, 8), dtype=np.uint8)
+    images[:, 0, :3] = rows * grey_of_class
+    np.savez(tmp_path / "a.npz", images=images, labels=rows)
+    data = ArraysDataModule(path=str(tmp_path / "a.npz"))
+    data.prepare_data()
+    found = dataset._first_images(data)
+    assert [*found] == [0, 1, 2]
+    for label, shown in found.items():
+        assert (shown[:, 0, 0, label] > 0).all()
+
+
+def test_labels_and_groups_are_those_of_a_training(cli: Cli, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((40, 8, 8), dtype=np.uint8))
+    np.save(tmp_path / "y.npy", np.arange(40) % 2)
+    ended = cli("dataset", "name=arrays", "path=x.npy", "labels=y.npy", "directory=here")
+    assert ended.status == 0, ended.err
+    assert "arrays of x.npy" in ended.out
 
 
 def test_contact_sheet_has_training_images_of_each_class(tmp_path: Path) -> None:

@@ -208,3 +208,26 @@ def test_name_of_the_result_file_has_the_options_and_no_path(trained: Trained) -
             assert re.fullmatch(r"[\w.,=+-]{1,200}\.json", file.name, re.ASCII), file.name
             names.add(file.name)
     assert len(names) == 2 * len(values)
+    of_paths = {
+        result_file(run, "test", {"path": path}, {"provenance": {"source": "standin"}})
+        for path in ("/d/a/b.npz", "/d/a_b.npz")
+    }
+    assert len(of_paths) == 2
+
+
+def test_limited_evaluation_has_a_file_of_its_own(cli: Cli, a_copy: Path) -> None:
+    command = ["evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu"]
+    assert cli(*command, "trainer.limit_test_batches=1").status == 0
+    (file,) = (a_copy / "evaluations").glob("*.json")
+    assert file.name == "best-test-mnist-standin-limit_test_batches=1.json"
+
+
+def test_split_without_images_is_refused(cli: Cli, a_copy: Path) -> None:
+    for options in (
+        ["split=val", "data=mnist", "data.source=standin", "data.validation=none"],
+        ["trainer.limit_test_batches=0"],
+    ):
+        ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *options)
+        assert ended.status == 2
+        assert "has no images here; expected another split" in ended.err
+    assert not (a_copy / "evaluations").exists()

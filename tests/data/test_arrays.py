@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from capsule_lab.commands.evaluate import evaluate
 from capsule_lab.commands.train import train
 from capsule_lab.data import ArraysDataModule
 from capsule_lab.data.formats import array_files
+from capsule_lab.deploy import hub
+from capsule_lab.deploy.export import export
 from capsule_lab.errors import ConfigError, DataError
 from capsule_lab.types import DataSpec
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_CNN, TINY_DATA, Cli
@@ -996,12 +999,55 @@ def test_all_images_of_another_file_can_be_tested(
     assert drawn["image_counts"]["test"] < NUMBER
     caplog.clear()
     with pytest.raises(
-        ConfigError, match=r"would test the pictures of the training; expected it with"
+        ConfigError, match=r"data.test_share is 1, but 1/5 in the training, so that pictures of the"
     ):
         evaluate(opened, data={"test_share": 1.0})
     every = evaluate(opened, data={"path": path, "test_share": 1.0})
     assert every["provenance"]["test_images"] == f"{NUMBER} of {NUMBER}"
     assert "test_share" not in caplog.text
+
+
+REDRAWN = {
+    "data.test_share is 1/2, but 1/5 in the training": {"test_share": "1/2"},
+    "data.folds is 4, but None in the training": {"folds": 4, "fold": 0},
+}
+
+
+def test_pictures_of_the_training_are_not_drawn_for_a_test(run: Path) -> None:
+    opened = runs.open(run)
+    path = opened.config.data.path
+    elsewhere = shutil.copy(path, "elsewhere.npz")
+    for message, options in REDRAWN.items():
+        for place in ({}, {"path": path}, {"path": elsewhere}):
+            with pytest.raises(ConfigError, match=f"^data: {message}, so that pictures of the"):
+                evaluate(opened, data={**place, **options})
+    same = evaluate(opened, data={"path": elsewhere, "test_share": 0.2})
+    assert same["test"] == evaluate(opened)["test"]
+
+
+def test_published_files_name_no_folder_of_the_training(run: Path, tmp_path: Path) -> None:
+    opened = runs.open(run)
+    folder = str(Path(opened.config.data.path).parent)
+    hub.write_folder(opened, tmp_path / "published")
+    export(opened, "safetensors", tmp_path / "a.safetensors")
+    for file in sorted(tmp_path.rglob("*.*")):
+        assert folder.encode() not in file.read_bytes(), file
+    again = runs.open(tmp_path / "a.safetensors")
+    assert again.config.data.path == "a.npz"
+    assert again.class_counts == opened.class_counts
+
+
+def test_files_that_changed_since_the_training_are_not_tested(run: Path) -> None:
+    opened = runs.open(run)
+    before = Path(opened.config.data.path)
+    kept = before.read_bytes()
+    try:
+        more = np.concatenate([COLOUR[:5], COLOUR])
+        save(str(before), images=more.transpose(0, 2, 3, 1), labels=np.append(NAMES[:5], NAMES))
+        with pytest.raises(ConfigError, match=r"changed since the training, so that others would"):
+            evaluate(opened)
+    finally:
+        before.write_bytes(kept)
 
 
 def test_a_training_needs_pictures_beside_those_of_the_test() -> None:

@@ -182,6 +182,12 @@ def test_command_exports_weights_with_their_entry_of_the_index(cli: Cli, trained
     assert entry["bytes"] == Path("tiny.safetensors").stat().st_size
 
 
+def test_weights_have_the_name_by_which_they_are_read(cli: Cli, trained: Trained) -> None:
+    ended = cli("export", f"ckpt={trained.directory}", "to=safetensors", "out=weights.st")
+    assert ended.status == 2
+    assert "out is weights.st; expected a name that ends in .safetensors" in ended.err
+
+
 @pytest.mark.whole
 @pytest.mark.integration
 def test_one_graph_is_compiled(tmp_path: Path) -> None:

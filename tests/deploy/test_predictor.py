@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -105,6 +106,14 @@ def test_command_prints_csv(cli: Cli, trained: Trained, pictures: Path) -> None:
     (row,) = csv.DictReader(io.StringIO(ended.out))
     assert row["name_1"] in list("0123456789")
     assert len(row) == 21
+
+
+def test_arrays_are_no_pictures(trained: Trained) -> None:
+    net = capsule_lab.load(trained.directory)
+    with pytest.raises(
+        DataError, match=r"is a ndarray; expected a file, a PIL image, or a batch of"
+    ):
+        net([np.zeros((28, 28), dtype=np.uint8)])
 
 
 @pytest.mark.parametrize(
