@@ -106,7 +106,8 @@ def exponential_squash(
     """Shrink vectors to a length in [0, 1) and keep their direction (Mazzia 2021).
 
     ``v = (1 - exp(-|s|)) s / |s|``: near 0 the result has length ``|s|``, that of ``squash`` its square. In float32 the
-    result has length 1 for vectors longer than 17. The arguments are those of ``squash``.
+    result has length 1 for vectors longer than 17, until the square overflows beyond 1e19: the length is then 0. The
+    arguments are those of ``squash``.
     """
     size = (x.square().sum(dim, keepdim=True) + eps).sqrt()
     return x * (-torch.expm1(-size) / size)
@@ -192,11 +193,11 @@ def dense_votes(
     """
     child, inner, parent, columns = weight.shape
     batch, _, child_dim = poses.shape
-    rows, rest = divmod(child_dim, inner)
-    if rest:
+    if inner < 1 or child_dim % inner:
         raise ValueError(
             f"poses have {child_dim} components and weights {inner} rows; expected a multiple"
         )
+    rows = child_dim // inner
     by_child = poses.transpose(0, 1).reshape(child, batch * rows, inner)
     matrices = weight.reshape(child, inner, parent * columns)
     votes = torch.bmm(by_child, matrices)  # [i b·rows j·columns]

@@ -317,10 +317,10 @@ def _shape_of_votes(votes: Votes, call: Call) -> tuple[int, int, int, int]:
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{call.name} received {name} of {kind}; expected a tensor of floats")
     poses, weight = votes.poses, votes.weight
-    if poses.ndim != 3 or weight.ndim != 4:
+    if poses.ndim != 3 or weight.ndim != 4 or weight.shape[1] < 1:
         raise ValueError(
             f"{call.name} received poses {tuple(poses.shape)} and weight {tuple(weight.shape)}; expected (batch, "
-            "child, rows * inner) and (child, inner, parent, columns)"
+            "child, rows * inner) and (child, inner, parent, columns), where inner is 1 or more"
         )
     children, inner, parents, columns = weight.shape
     if poses.shape[1] != children or poses.shape[2] % inner:

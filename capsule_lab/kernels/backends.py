@@ -35,11 +35,21 @@ def _imported(device_type: str) -> ModuleType | str:
     if device_type not in _FUSED:
         return f"there are none for {device_type}"
     try:
-        return importlib.import_module(_FUSED[device_type])
+        kernels = importlib.import_module(_FUSED[device_type])
+        if device_type == "cuda" and torch.cuda.is_available():
+            _start_triton()
     except (
         Exception
     ) as error:  # numba, llvmlite and Triton raise many types if they are missing or do not work
         return " ".join(str(error).split())
+    return kernels
+
+
+def _start_triton() -> None:
+    """Load what launches kernels; raise what Triton raises if it cannot, for example without a C compiler."""
+    import triton
+
+    triton.runtime.driver.active.get_current_target()
 
 
 def check_backend(backend: Backend) -> Backend:

@@ -45,7 +45,7 @@ class EMStep(Protocol):
             activations: activations of the children.
             before: parents of the previous iteration and their ``log_height``, see ``capsule_lab.routing.em.e_step``;
                 ``None`` in the first iteration, which has equal log-couplings.
-            normalise: must not depend on tensors that need a gradient.
+            normalise: if it depends on tensors that need a gradient, the couplings are kept for the backward pass.
             last: whether no E-step follows. Distances are then not computed.
             damping, min_variance, mass_eps: see ``capsule_lab.routing.em_routing``.
             couplings_with_gradient: whether the couplings that are returned have a gradient, for algorithms that use

@@ -11,7 +11,8 @@ Dynamic routing: sums and agreements are linear in the votes, so the gradient of
 would read both once per term. Therefore the terms of a backward pass are collected and contracted together, see
 ``_PendingProducts``.
 
-Under torch.compile, this is not used: the operators of ``capsule_lab.kernels.ops`` have separate gradients.
+Under torch.compile, this is not used: the operators of ``capsule_lab.kernels.ops`` have separate gradients. EM uses
+them, too, if the normaliser depends on a tensor that needs a gradient, such as a learned temperature.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class FusedVotes(AbstractVotes):
         batch, child, child_dim = votes.poses.shape
         children, self.inner, parent, columns = votes.weight.shape
         # kernels would read beyond the end of an array
-        if children != child or child_dim % self.inner:
+        if children != child or self.inner < 1 or child_dim % self.inner:
             raise ValueError(
                 f"poses are {tuple(votes.poses.shape)} and weights {tuple(votes.weight.shape)}; expected "
-                "(batch, child, rows * inner) and (child, inner, parent, columns)"
+                "(batch, child, rows * inner) and (child, inner, parent, columns), where inner is 1 or more"
             )
         self.shape = (batch, child, parent, child_dim // self.inner * columns)
         self.votes = votes
@@ -94,15 +95,20 @@ class FusedVotes(AbstractVotes):
             previous = self.poses.new_zeros(batch, parent, dim)
         given = self.poses, self.weight, activations
         options = (self.inner, damping, min_variance, mass_eps, not last)
-        if torch.compiler.is_compiling():
+        known: tuple[Tensor | None, ...] = (None, None, None)
+        if parents is not None:
+            known = parents.poses, parents.variances, parents.distances
+        with_separate_gradients = torch.compiler.is_compiling()
+        if not with_separate_gradients:
+            couplings = self._constant_couplings(before, normalise)
+            # of a tensor in the normaliser, for which ``_EMStep`` has no gradient
+            with_separate_gradients = couplings.requires_grad
+        if with_separate_gradients:
             couplings = self._e_step(before, normalise)
             fitted = ops.fit(*given, couplings, previous, *options)
         else:
-            known: tuple[Tensor | None, ...] = (None, None, None)
-            if parents is not None:
-                known = parents.poses, parents.variances, parents.distances
-            couplings, *fitted = _EMStep.apply(
-                normalise, options, *given, previous, log_height, *known
+            fitted = _EMStep.apply(
+                normalise, options, couplings, *given, previous, log_height, *known
             )
         if couplings_with_gradient and before is None:
             # plain torch, because ``normalise.fused`` rounds equal couplings differently
@@ -117,9 +123,18 @@ class FusedVotes(AbstractVotes):
         parents, log_height = before
         return normalise.fused(log_height.unsqueeze(2) - parents.distances)
 
+    def _constant_couplings(
+        self, before: tuple[FitOutputs, Tensor] | None, normalise: Normalise
+    ) -> Tensor:
+        """Compute the same couplings without a gradient of the log-couplings."""
+        if before is None:
+            return _first_couplings(normalise, self.poses, self.weight)
+        parents, log_height = before
+        return _couplings(normalise, log_height.detach(), parents.distances.detach())
+
 
 class _EMStep(torch.autograd.Function):
-    """E-step and M-step as one node, see the top of this file.
+    """E-step and M-step as one node, see the top of this file; ``couplings`` are the result of the E-step.
 
     The node keeps inputs, the Gaussians of both iterations and the normaliser for the backward pass, but not couplings
     and distances. Computing these again costs one sixth more work. The old Gaussians receive no gradient here:
@@ -131,6 +146,7 @@ class _EMStep(torch.autograd.Function):
         ctx: Any,
         normalise: Normalise,
         options: tuple[int, float, float, float, bool],
+        couplings: Tensor,
         poses: Tensor,
         weight: Tensor,
         activations: Tensor,
@@ -138,12 +154,8 @@ class _EMStep(torch.autograd.Function):
         log_height: Tensor | None,
         old_poses: Tensor | None,
         old_variances: Tensor | None,
-        old_distances: Tensor | None,
+        old_distances: Tensor | None,  # noqa: ARG004 (for its gradient)
     ) -> tuple[Tensor, ...]:
-        if log_height is None or old_distances is None:
-            couplings = _first_couplings(normalise, poses, weight)
-        else:
-            couplings = _couplings(normalise, log_height, old_distances)
         mass, parents, variances, distances = ops.fit(
             poses, weight, activations, couplings, previous, *options
         )
@@ -160,12 +172,11 @@ class _EMStep(torch.autograd.Function):
             old_variances,
         )
         ctx.normalise, ctx.options = normalise, options
-        ctx.mark_non_differentiable(couplings)
         ctx.set_materialize_grads(False)
-        return couplings, mass, parents, variances, distances
+        return mass, parents, variances, distances
 
     @staticmethod
-    def backward(ctx: Any, _: None, *gradients: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         *of_fitted, to_distances = gradients  # of mass, parents and variances; of distances
         *given, mass, parents, variances, log_height, old_poses, old_variances = ctx.saved_tensors
         poses, weight, activations, previous = given
@@ -198,6 +209,7 @@ class _EMStep(torch.autograd.Function):
             del couplings
             to_height, to_old_distances = gradient(to_couplings)
         return (
+            None,
             None,
             None,
             to_poses,
@@ -255,7 +267,13 @@ def _autograd_couplings(
 def _first_couplings(normalise: Normalise, poses: Tensor, weight: Tensor) -> Tensor:
     """Compute couplings from equal log-couplings, the same for every image."""
     zeros = poses.new_zeros(normalise.rows_per_image, len(weight), poses.shape[2])
-    return normalise.fused(zeros).repeat(len(poses) // normalise.rows_per_image, 1, 1)
+    couplings = normalise.fused(zeros)
+    if couplings.shape != zeros.shape:
+        raise ValueError(
+            f"a normaliser returned couplings {tuple(couplings.shape)} for log-couplings {tuple(zeros.shape)}; "
+            "expected the same shape, and if couplings depend on the image rows_per_image=the number of all rows"
+        )
+    return couplings.repeat(len(poses) // normalise.rows_per_image, 1, 1)
 
 
 class _PendingProducts:

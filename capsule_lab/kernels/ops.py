@@ -34,6 +34,40 @@ def _per_child(poses: Tensor, weight: Tensor, parents: Tensor, *_: Any) -> Tenso
     return poses.new_empty(*parents.shape[:2], poses.shape[2])
 
 
+def _check(poses: Tensor, weight: Tensor, inner: int, **given: Tensor) -> None:
+    """Raise ``ValueError`` for tensors that do not fit to poses and weight.
+
+    Kernels would read and write beyond the ends of arrays, for example with couplings of another number of rows from a
+    user's normaliser.
+    """
+    row, entries, child = poses.shape
+    parent, weight_entries, _ = weight.shape
+    dim = entries // inner * (weight_entries // inner)
+    expected = {
+        "activations": (row, child),
+        "couplings": (row, parent, child),
+        "previous": (row, parent, dim),
+        "parents": (row, parent, dim),
+        "variances": (row, parent, dim),
+    }
+    for name, tensor in given.items():
+        if tensor.shape != expected[name] or tensor.dtype != poses.dtype:
+            raise ValueError(
+                f"{name} are {tuple(tensor.shape)} of {tensor.dtype}; expected {expected[name]} of {poses.dtype} for "
+                "these votes: repeat rows with expand(), or convert with to()"
+            )
+
+
+def _check_places(child: Tensor, tensor: Tensor) -> None:
+    """Raise ``ValueError`` for log-couplings or distances of other positions than those of ``child``."""
+    positions, places = child.shape
+    if tensor.ndim != 3 or tensor.shape[0] % positions or tensor.shape[2] != places:
+        raise ValueError(
+            f"log-couplings are {tuple(tensor.shape)}; expected (row, parent, {places}) and a multiple of {positions} "
+            "rows: use the normaliser of the layer that computed the votes"
+        )
+
+
 # ------------------------------------------------------------------------------------------------ EM routing
 
 
@@ -51,6 +85,7 @@ def fit(
     measure: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute ``FitOutputs`` from ``FitInputs`` and ``FitOptions``."""
+    _check(poses, weight, inner, activations=activations, couplings=couplings, previous=previous)
     inputs = FitInputs(poses, weight, activations, couplings, previous)
     options = FitOptions(inner, damping, min_variance, mass_eps, measure)
     outputs: FitOutputs = _kernels(poses).fit(inputs, options)
@@ -85,6 +120,7 @@ def fit_backward(
     min_variance: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of ``FitInputs`` from ``Parents`` and the gradients of ``FitOutputs``."""
+    _check(poses, weight, inner, couplings=couplings, parents=parents, variances=variances)
     inputs = FitInputs(poses, weight, activations, couplings, previous)
     grad_outputs = FitOutputs(grad_mass, grad_parents, grad_variances, grad_distances)
     fitted = Parents(mass, parents, variances)
@@ -116,6 +152,7 @@ def distances(
     poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int
 ) -> Tensor:
     """Compute half the squared distance of each vote in units of its parent's variance."""
+    _check(poses, weight, inner, parents=parents, variances=variances)
     return _kernels(poses).distances(poses, weight, parents, variances, inner)
 
 
@@ -128,6 +165,7 @@ distances.register_fake(_per_child)
 @custom_op("capsule_lab::weighted_sum", mutates_args=())
 def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -> Tensor:
     """Compute the total input of each parent."""
+    _check(poses, weight, inner, couplings=couplings)
     return _kernels(poses).weighted_sum(poses, weight, couplings, inner)
 
 
@@ -140,6 +178,7 @@ def _(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -> Tensor:
 @custom_op("capsule_lab::agreement", mutates_args=())
 def agreement(poses: Tensor, weight: Tensor, parents: Tensor, inner: int) -> Tensor:
     """Compute the agreement of each vote with the pose of its parent."""
+    _check(poses, weight, inner, parents=parents)
     return _kernels(poses).agreement(poses, weight, parents, inner)
 
 
@@ -194,6 +233,7 @@ agreement.register_autograd(_agreement_gradient, setup_context=_keep)
 @custom_op("capsule_lab::softmax_by_child", mutates_args=())
 def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
     """Compute a softmax over all entries of an image that belong to the same child."""
+    _check_places(child, log_couplings)
     return _kernels(log_couplings).softmax_by_child(log_couplings, child, children)
 
 
@@ -228,6 +268,7 @@ softmax_by_child.register_autograd(_softmax_gradient, setup_context=_keep_softma
 @custom_op("capsule_lab::e_step_by_child", mutates_args=())
 def e_step_by_child(log_height: Tensor, distances: Tensor, child: Tensor, children: int) -> Tensor:
     """Compute ``softmax_by_child`` of ``log_height - distances``; ``log_height`` is ``[n j]``. Has no autograd."""
+    _check_places(child, distances)
     return _kernels(distances).e_step_by_child(log_height, distances, child, children)
 
 

@@ -63,7 +63,14 @@ def route(
     parents = []
     for poses, of_chunk in zip(chunks, of_chunks, strict=True):
         dense = MatmulVotes(dense_votes(poses, votes.weight))
-        parents.append(procedure(dense, of_chunk))
+        of_parents = procedure(dense, of_chunk)
+        if len(of_parents[0]) != len(poses):  # broadcast over couplings of other rows
+            raise ValueError(
+                f"routing returned {len(of_parents[0])} rows for {len(poses)} rows of votes; expected a normaliser "
+                "that keeps the shape of log-couplings, and if couplings depend on the image rows_per_image=the number "
+                "of all rows"
+            )
+        parents.append(of_parents)
     if len(parents) == 1:
         return parents[0]
     return tuple(torch.cat(parts) for parts in zip(*parents, strict=True))
@@ -74,7 +81,7 @@ def _rows_in_cache(votes: Votes, rows_per_image: int) -> int:
     child, inner, parent, columns = votes.weight.shape
     dim = votes.poses.shape[2] // inner * columns
     bytes_per_image = rows_per_image * child * parent * dim * votes.poses.element_size()
-    return rows_per_image * max(VOTES_IN_CACHE // bytes_per_image, 1)
+    return rows_per_image * max(VOTES_IN_CACHE // max(bytes_per_image, 1), 1)
 
 
 def child_softmax(log_couplings: Tensor, child: Tensor, children: int) -> Tensor | None:

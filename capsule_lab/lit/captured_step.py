@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 # ours: these steps compile kernels, allocate the optimizer's state, and outlast cuda_graphs.EAGER_CALLS
 EAGER_STEPS = 3
+KINDS_OF_STEPS = 100  # ours: most that are counted; a callback may change an option in every step
 
 
 class CapturedStep:
@@ -108,6 +109,17 @@ def has_device_values(optimizer: Optimizer) -> bool:
     return all(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
 
 
+def _repeated_options(optimizer: Optimizer) -> tuple[Any, ...]:
+    """Return the options of the optimizer that a CUDA graph of its step would repeat: numbers that are no tensors."""
+    if not has_device_values(optimizer):  # its step runs without a graph
+        return ()
+    options: list[Any] = []
+    for group in optimizer.param_groups:
+        options.append(len(group["params"]))
+        options += [value for value in group.values() if isinstance(value, (int, float, tuple))]
+    return tuple(options)
+
+
 class ReplayedStep(TrainingStep):
     """A training step that was captured, and is replayed between Lightning's hooks with the same results.
 
@@ -115,19 +127,19 @@ class ReplayedStep(TrainingStep):
 
     Args:
         batch: the batch of the capture; every replay reads its memory.
-        whole_numbers: see ``suits``.
+        repeated: see ``suits``.
 
     Raises:
         Exception: of any kind, from the user's network or loss, if the step cannot be captured.
     """
 
-    def __init__(self, module: Any, batch: Batch, whole_numbers: tuple[int, ...]) -> None:
+    def __init__(self, module: Any, batch: Batch, repeated: tuple[Any, ...]) -> None:
         super().__init__(module)
         if torch_internals.has_hooks(module.network):  # such as those of wandb.watch
             raise RuntimeError("the network has hooks, which a graph would not call")
         self._batch = batch
         self._shapes = cuda_graphs.shapes_of(batch)
-        self._whole_numbers = whole_numbers
+        self._repeated = repeated
         self._names: list[str] = []
         self._values = dict(module.step_values)
         self._schedule: dict[str, Tensor] = {}
@@ -169,9 +181,9 @@ class ReplayedStep(TrainingStep):
         """Why the optimizer runs without a graph, as in ``CapturedStep``."""
         return self._graphs.without_update
 
-    def suits(self, batch: Batch, whole_numbers: tuple[int, ...]) -> bool:
-        """Return whether a replay computes the step of this batch, with these values of integer options of routings."""
-        if whole_numbers != self._whole_numbers:
+    def suits(self, batch: Batch, repeated: tuple[Any, ...]) -> bool:
+        """Return whether a replay computes the step of this batch, with these values of what every replay repeats."""
+        if repeated != self._repeated:
             return False
         return batch is self._batch or cuda_graphs.shapes_of(batch) == self._shapes
 
@@ -225,9 +237,15 @@ class _StepBetweenReplays(TrainingStep):
 class StepGraphs(TrainingSteps):
     """Decides which training steps of a module are replayed as CUDA graphs.
 
-    The first steps run without graphs. A step is then captured for the shapes of its batch and for those options of
-    routings that are whole numbers. A step with other shapes or numbers runs without graphs until it has been seen as
-    often.
+    The first steps run without graphs. A step is then captured for the shapes of its batch and for what a replay
+    repeats. If one of these changes, steps run without graphs until as many have been seen without a replay between
+    them; another step is then captured in place of the first.
+
+    A replay repeats the options of routings that are whole numbers, the mode of each module (``training``), which
+    parameters have gradients, the numbers of the optimizer's parameter groups, and the limit of the gradients. These
+    are compared before every step, after ``on_train_batch_start`` of all callbacks. Hooks of the network take longer to
+    find and are looked for in the first step of every epoch. Other changes of a callback during training, such as
+    another loss, are not seen.
 
     Args:
         module: the ``AbstractModule`` that trains.
@@ -244,7 +262,12 @@ class StepGraphs(TrainingSteps):
         self.step = TrainingStep(self._module)
         self._captured: ReplayedStep | None = None
         self._last_batch: Batch | None = None  # of a step without graphs
-        self._seen: Counter[Any] = Counter()  # steps without graphs, by shapes and whole numbers
+        # steps without graphs since the last replay, by shapes and what a replay repeats
+        self._seen: Counter[Any] = Counter()
+        self._epoch = -1  # in which the network was last searched for the following
+        self._parts: list[nn.Module] = []
+        self._parameters: list[nn.Parameter] = []
+        self._has_hooks = False
 
     def check(self, trainer: L.Trainer) -> None:
         """Raise a ``ConfigError`` if graphs are required, and this Trainer cannot have them."""
@@ -292,28 +315,54 @@ class StepGraphs(TrainingSteps):
         if not self.enabled:
             return
         module = self._module
-        whole_numbers = module.scheduled_routing.whole_numbers(module.step_values)
-        if self._captured is not None and self._captured.suits(batch, whole_numbers):
+        if module.trainer.accumulate_grad_batches > 1:  # a callback may change it
+            self.check(module.trainer)
+            self.step = _StepBetweenReplays(module)
+            return
+        repeated = self._repeated()
+        if self._captured is not None and self._captured.suits(batch, repeated):
             self.step = self._captured
+            self._seen.clear()
             return
         self.step = _StepBetweenReplays(module)
-        key = (cuda_graphs.shapes_of(batch), whole_numbers)
+        key = (cuda_graphs.shapes_of(batch), repeated)
+        if len(self._seen) >= KINDS_OF_STEPS:
+            self._seen.clear()
         self._seen[key] += 1
         if self._seen[key] > EAGER_STEPS:
-            self._capture(batch, whole_numbers)
+            self._capture(batch, repeated)
         self._last_batch = batch
 
-    def _capture(self, batch: Batch, whole_numbers: tuple[int, ...]) -> None:
+    def _repeated(self) -> tuple[Any, ...]:
+        """Return what a replay would repeat, as it is now."""
+        module, trainer = self._module, self._module.trainer
+        if trainer.current_epoch != self._epoch:
+            self._epoch = trainer.current_epoch
+            self._parts = list(module.network.modules())
+            self._parameters = list(module.network.parameters())
+            self._has_hooks = torch_internals.has_hooks(module.network)
+        return (
+            module.scheduled_routing.whole_numbers(module.step_values),
+            self._has_hooks,
+            tuple([part.training for part in self._parts]),
+            tuple([parameter.requires_grad for parameter in self._parameters]),
+            tuple([_repeated_options(optimizer) for optimizer in trainer.optimizers]),
+            trainer.gradient_clip_val,
+            trainer.gradient_clip_algorithm,
+        )
+
+    def _capture(self, batch: Batch, repeated: tuple[Any, ...]) -> None:
         """Capture the step for batches of this shape and replay it, or note that it cannot be captured."""
         self._captured = None  # frees the memory of its graphs
         is_static = batch is self._last_batch  # the result of cuda_graphs.Replayed
         own_batch = batch if is_static else cuda_graphs.copied(batch)
         try:
-            captured = ReplayedStep(self._module, own_batch, whole_numbers)
+            captured = ReplayedStep(self._module, own_batch, repeated)
         except Exception as error:  # of any kind, from the user's network or loss
             self._give_up(error)
             return
         self._captured = captured
+        self._seen.clear()
         self.step = captured
         if captured.without_update:
             log.info("the optimizer runs without CUDA graphs: %s", captured.without_update[:200])

@@ -119,9 +119,18 @@ class SplitMetrics(nn.ModuleDict):
 
     @contextmanager
     def in_place(self, split: str) -> Iterator[None]:
-        """Keep the states of the metrics of ``split`` in their memory; torchmetrics binds some to new tensors."""
+        """Keep the states of the metrics of ``split`` in their memory; torchmetrics binds some to new tensors.
+
+        After an error, the states are the tensors from before: in a CUDA graph, new ones have not been computed.
+        """
         before = {name: metric.metric_state for name, metric in self.of_split(split)}
-        yield
+        try:
+            yield
+        except BaseException:
+            for name, states in before.items():
+                for state, tensor in states.items():
+                    setattr(self[name], state, tensor)
+            raise
         for name, states in before.items():
             for state, tensor in states.items():
                 new = getattr(self[name], state)

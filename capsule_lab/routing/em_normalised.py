@@ -112,7 +112,8 @@ def em_evidence(
         of_the_layer,
         on_iteration,
         backend,
-        fused=prior is None,  # the fused step has no gradient for tensors in a normaliser
+        # the fused step would keep the couplings of all iterations for the gradient of the prior
+        fused=prior is None,
     )
     return poses, evidence
 

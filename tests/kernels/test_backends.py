@@ -213,6 +213,40 @@ class Constant(Normaliser):
         return torch.full_like(log_couplings, 0.25)
 
 
+class Returning(Normaliser):
+    """These couplings whatever the log-couplings."""
+
+    def __init__(self, couplings: Tensor) -> None:
+        super().__init__()
+        self.couplings = couplings
+
+    def __call__(self, log_couplings: Tensor) -> Tensor:
+        return self.couplings
+
+
+class Masked(Normaliser):
+    """A softmax of log-couplings and this mask, such as one for each image."""
+
+    def __init__(self, mask: Tensor, rows: int = 1) -> None:
+        super().__init__()
+        self.mask = mask
+        self.rows_per_image = rows
+
+    def __call__(self, log_couplings: Tensor) -> Tensor:
+        return (log_couplings + self.mask).softmax(1)
+
+
+class Scaled(Normaliser):
+    """A softmax at a temperature that is learned."""
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def __call__(self, log_couplings: Tensor) -> Tensor:
+        return (log_couplings * self.scale).softmax(1)
+
+
 NOT_LEAKY = [name for name in ROUTINGS if "leaky" not in name]
 
 
@@ -255,6 +289,139 @@ def test_arguments_that_do_not_go_together_are_refused(routing: str, backend: st
         wrong_activations = draw(*shape, seed=2).sigmoid()
         with pytest.raises((ValueError, RuntimeError)):
             module(votes, wrong_activations)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("couplings", "message"),
+    [
+        (draw(1, 3, 17, seed=3), r"couplings are \(1, 3, 17\) .*; expected \(2, 3, 17\)"),
+        (draw(3, 3, 17, seed=3), r"couplings are \(3, 3, 17\) "),
+        (draw(2, 5, 17, seed=3), r"couplings are \(2, 5, 17\) "),
+        (draw(2, 3, 16, seed=3), r"couplings are \(2, 3, 16\) "),
+        (draw(2, 3, seed=3), r"couplings are \(2, 3\) "),
+        (draw(2, 3, 17, seed=3).float(), "of torch.float32; expected .* of torch.float64"),
+    ],
+    ids=["one row", "three rows", "five parents", "16 children", "no children", "float32"],
+)
+def test_couplings_of_another_shape_or_type_are_refused(couplings: Tensor, message: str) -> None:
+    """A kernel would read beyond the end of an array, or compile for types that it does not know."""
+    votes, activations = given()
+    normalise = Returning(couplings)
+    with pytest.raises(ValueError, match=message):
+        uniform_routing(votes, normalise=normalise, backend="fused")
+    with pytest.raises(ValueError, match=message):
+        FusedVotes(votes).weighted_sum(couplings)
+    if couplings.shape == (1, 3, 17):
+        return  # the couplings of one image are those of all
+    with pytest.raises(ValueError, match=r"couplings .*; expected"):
+        build("em", "fused")(votes, activations, normalise=normalise)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    "poses",
+    [draw(3, 3, 16, seed=4), draw(2, 5, 16, seed=4), draw(2, 3, 15, seed=4), draw(2, 3, 16, seed=4).float()],
+    ids=["three rows", "five parents", "15 components", "float32"],
+)  # fmt: skip
+def test_poses_of_another_shape_or_type_are_refused(poses: Tensor) -> None:
+    votes, _ = given()
+    with pytest.raises(ValueError, match=r"parents are .*; expected \(2, 3, 16\) of torch.float64"):
+        FusedVotes(votes).agreement(poses)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_mask_of_every_image_needs_all_rows(
+    iterations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EM computes the first couplings once for all images, and ``matmul`` routes images one after the other."""
+    votes, activations = given()
+    mask = draw(2, 3, 17, seed=6)
+    monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", 1)
+
+    def routed(backend: Any, rows: int) -> Any:
+        betas = mask.new_zeros(3)
+        normalise = Masked(mask, rows)
+        options: Any = {"iterations": iterations, "normalise": normalise, "backend": backend}
+        return em_routing(votes, activations, betas, betas, **options)
+
+    expected = routed("reference", 1)
+    for backend in ("matmul", "fused"):
+        exact(routed(backend, 2), expected)
+    with pytest.raises(ValueError, match="rows_per_image"):
+        routed("fused", 1)
+    with pytest.raises(ValueError, match=r"returned 2 rows for 1 rows .*rows_per_image"):
+        uniform_routing(votes, normalise=Masked(mask), backend="matmul")
+
+
+def test_rows_that_are_no_whole_images_are_refused() -> None:
+    votes, activations = given(SIZES[0]._replace(batch=6))
+    with pytest.raises(ValueError, match=r"couplings are \(4, 3, 17\) .*; expected \(6, 3, 17\)"):
+        build("em", "fused")(votes, activations, normalise=SeveralRows())
+
+
+@pytest.mark.parametrize("initial", ["parents", "types"])
+def test_gradient_of_a_tensor_in_a_normaliser(initial: Any) -> None:
+    """Also where the first iteration does not depend on it, and for the poses beside it."""
+    found = {}
+    for backend in BACKENDS:
+        poses, weight, activations = leaves()
+        scale = leaf(torch.tensor(0.5, dtype=torch.float64))
+        betas = weight.new_zeros(3)
+        options: Any = {"initial": initial, "normalise": Scaled(scale), "backend": backend}
+        parents = em_routing(Votes(poses, weight), activations, betas, betas, **options)
+        total = parents.poses.sin().sum()
+        found[backend] = torch.autograd.grad(total, (scale, poses, weight, activations))
+    assert found["reference"][0].abs() > 0.1
+    exact(found["matmul"], found["reference"])
+    exact(found["fused"], found["reference"])
+
+
+def test_gradient_of_the_temperature_of_normalised_em() -> None:
+    found = {}
+    for backend in BACKENDS:
+        poses, weight, activations = leaves()
+        temperature = leaf(torch.tensor(2.0, dtype=torch.float64))
+        of_parents, evidence = em_evidence(
+            Votes(poses, weight), activations, temperature=temperature, backend=backend
+        )
+        total = of_parents.sin().sum() + evidence.sum()
+        found[backend] = torch.autograd.grad(total, (temperature, poses))
+    assert found["reference"][0].abs() > 0.1
+    exact(found["matmul"], found["reference"])
+    exact(found["fused"], found["reference"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("poses", "weight", "parents"),
+    [
+        ((2, 0, 4), (0, 4, 3, 4), (2, 3, 4)),
+        ((2, 5, 4), (5, 4, 0, 4), (2, 0, 4)),
+        ((2, 5, 4), (5, 4, 3, 0), (2, 3, 0)),
+    ],
+    ids=["no children", "no parents", "no components"],
+)
+def test_votes_without_numbers(
+    backend: Any, poses: tuple[int, ...], weight: tuple[int, ...], parents: tuple[int, ...]
+) -> None:
+    votes = Votes(torch.zeros(poses), torch.zeros(weight))
+    found = uniform_routing(votes, backend=backend).poses
+    assert found.shape == parents
+    assert not found.any()
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_weight_without_rows_is_refused() -> None:
+    votes = Votes(torch.zeros(2, 17, 16), torch.zeros(17, 0, 3, 4))
+    for backend in BACKENDS:
+        with pytest.raises(ValueError, match="where inner is 1 or more"):
+            uniform_routing(votes, backend=backend)
+    with pytest.raises(ValueError, match="where inner is 1 or more"):
+        FusedVotes(votes)
+    with pytest.raises(ValueError, match="weights 0 rows"):
+        dense_votes(*votes[:2])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -19,6 +19,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from capsule_lab.kernels import backends
 from capsule_lab.kernels.backends import fused_kernels
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions
 
@@ -26,6 +27,8 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip(
         "Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True
     )
+
+from triton.runtime.driver import driver
 
 from benchmarks import compile as compiling
 from benchmarks.compile import (
@@ -228,6 +231,22 @@ def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(ImportError, match="triton"):
         importlib.import_module("capsule_lab.kernels.gpu")
+
+
+def test_triton_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C compiler it can be imported, but launches nothing."""
+
+    class NoCompiler:
+        def get_current_target(self) -> None:
+            raise RuntimeError("Failed to find C compiler.\nPlease specify via CC.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(driver, "_active", NoCompiler())  # private, read from Triton 3.8
+    backends._imported.cache_clear()
+    try:
+        assert fused_kernels("cuda") == "Failed to find C compiler. Please specify via CC."
+    finally:
+        backends._imported.cache_clear()
 
 
 def test_found_for_a_gpu_without_one() -> None:

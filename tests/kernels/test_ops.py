@@ -80,6 +80,19 @@ def test_operator_is_what_torch_expects(call: str) -> None:
         opcheck(operator, prepared(list(CALLS[call]), change))
 
 
+@pytest.mark.parametrize(
+    "shape", [(3, PARENT, CHILD), (ROW, PARENT, CHILD - 1), (ROW, CHILD)], ids=str
+)
+def test_log_couplings_of_another_layer_are_refused(shape: tuple[int, ...]) -> None:
+    """A kernel would read beyond the end of an array."""
+    wrong = draw(*shape, seed=3)
+    message = r"log-couplings are .*; expected \(row, parent, 5\) and a multiple of 2 rows"
+    with pytest.raises(ValueError, match=message):
+        ops.softmax_by_child(wrong, CHILD_AT, 7)
+    with pytest.raises(ValueError, match=message):
+        ops.e_step_by_child(MASS, wrong, CHILD_AT, 7)
+
+
 def conv(backend: str, **options: Any) -> nn.Module:
     routing = partial(EMRouting, backend=backend, **options)
     sizes: Any = {"rows": 2, "stride": 2, "weight_std": 0.8}

@@ -10,12 +10,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import BaseFinetuning, Callback, GradientAccumulationScheduler
 from torch import Tensor
 
 from benchmarks.recorded_graphs import RecordedGraph, recorded_graphs
 from capsule_lab.errors import ConfigError
-from capsule_lab.lit import AbstractClassifierModule, ClassifierModule
+from capsule_lab.lit import AbstractClassifierModule, ClassifierModule, captured_step
 from capsule_lab.lit.captured_step import CapturedStep
 from capsule_lab.losses import cross_entropy_loss, logits_cross_entropy_loss, spread_loss
 from capsule_lab.networks import AbstractNetwork, SmallCNN
@@ -275,6 +275,189 @@ def test_hooks_of_a_network_are_called_in_every_step(
     assert len(calls) == 18
     reason = "the network has hooks, which a graph would not call"
     assert f"training steps run without CUDA graphs: {reason}" in caplog.text
+
+
+class AtEpoch3(Callback):
+    """Changes something after nine steps, of which the last six were replays."""
+
+    def __init__(self, change: Callable[[L.Trainer, Any], object]) -> None:
+        self.change = change
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.current_epoch == 3:
+            self.change(trainer, pl_module)
+
+
+class FinetuningFromEpoch3(BaseFinetuning):
+    """The optimizer has all parameters from the start, also those that are not trained yet."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.network.features)
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 3:
+            self.unfreeze_and_add_param_group(pl_module.network.features, optimizer, lr=1e-2)
+
+
+def freeze_first(_: L.Trainer, lit: Any) -> None:
+    next(lit.network.parameters()).requires_grad_(requires_grad=False)
+
+
+def stop_dropout_and_statistics(_: L.Trainer, lit: Any) -> None:
+    for part in lit.network.modules():
+        if isinstance(part, torch.nn.Dropout | torch.nn.BatchNorm2d):
+            part.eval()
+
+
+def decay_weights(trainer: L.Trainer, _: Any) -> None:
+    trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.5
+
+
+def clip_gradients(trainer: L.Trainer, _: Any) -> None:
+    trainer.gradient_clip_val = 0.01
+
+
+@pytest.mark.parametrize(
+    ("callback", "options", "graphs"),
+    [
+        pytest.param(
+            FinetuningFromEpoch3,
+            {},
+            6,
+            marks=pytest.mark.filterwarnings("ignore:The provided params to be frozen"),
+        ),
+        (functools.partial(AtEpoch3, freeze_first), {}, 6),
+        (functools.partial(AtEpoch3, stop_dropout_and_statistics), {}, 6),
+        (functools.partial(AtEpoch3, decay_weights), {}, 6),
+        # its optimizer is not fused
+        (functools.partial(AtEpoch3, clip_gradients), {"gradient_clip_val": 0.1}, 4),
+    ],
+    ids=["finetuning", "frozen", "eval", "weight decay", "clipping"],
+)
+def test_changes_of_a_callback_are_captured_again(
+    callback: Callable[[], Callback],
+    options: dict[str, Any],
+    graphs: int,
+    fake: type[RecordedGraph],
+) -> None:
+    """A replay would repeat what was there before."""
+    plain, graphed = cnn(l2=0.0, cuda_graphs=False), cnn(l2=0.0)
+    for lit in (plain, graphed):
+        fit(lit, batches(), callbacks=[callback()], **options)
+    assert differences(plain, graphed) == []
+    assert fake.captures == graphs
+    of_each_step = graphs // 2
+    assert fake.replays == of_each_step * (18 - 2 * 3)
+
+
+class DecayOfEveryStep(Callback):
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.01 * trainer.global_step
+
+
+def test_option_that_a_callback_changes_in_every_step_is_not_captured(
+    fake: type[RecordedGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_step, "KINDS_OF_STEPS", 5)
+    plain, graphed = cnn(l2=0.0, cuda_graphs=False), cnn(l2=0.0)
+    kinds: list[int] = []
+
+    class Counted(DecayOfEveryStep):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            kinds.append(len(pl_module.step_graphs._seen))
+
+    for lit in (plain, graphed):
+        fit(lit, batches(), callbacks=[DecayOfEveryStep() if lit is plain else Counted()])
+    assert differences(plain, graphed) == []
+    assert fake.captures == 0
+    assert max(kinds) == 5
+
+
+def test_hooks_that_are_registered_after_the_capture_are_called(
+    fake: type[RecordedGraph], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def register(_: L.Trainer, lit: Any) -> None:
+        lit.network.register_forward_hook(lambda *_: calls.append(1))
+
+    with caplog.at_level(logging.INFO):
+        fit(cnn(), batches(), callbacks=[AtEpoch3(register)], limit_val_batches=0)
+    assert len(calls) == 9
+    assert "the network has hooks, which a graph would not call" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*overriding `LightningModule.optimizer_")
+def test_gradients_that_a_callback_accumulates_are_not_replayed(fake: type[RecordedGraph]) -> None:
+    """A replay would overwrite the gradients, and they would not be divided by the number of batches."""
+    schedule = {0: 1, 2: 3, 4: 1}
+    plain, graphed = cnn(cuda_graphs=False), cnn()
+    for lit in (plain, graphed):
+        fit(lit, batches(), callbacks=[GradientAccumulationScheduler(schedule)])
+    assert differences(plain, graphed) == []
+    assert fake.captures == 3
+    assert fake.replays == 3 * (3 + 6)
+    message = "but trainer.accumulate_grad_batches is 3, so steps differ"
+    with pytest.raises(ConfigError, match=message):
+        fit(cnn(cuda_graphs=True), batches(), callbacks=[GradientAccumulationScheduler(schedule)])
+
+
+def test_batches_of_two_sizes_in_turn_are_not_captured_again_and_again(
+    fake: type[RecordedGraph],
+) -> None:
+    given = [batches()[0], batch(4, size=9)]
+    plain, graphed = cnn(cuda_graphs=False), cnn()
+    for lit in (plain, graphed):
+        fit(lit, given, max_epochs=8)
+    assert differences(plain, graphed) == []
+    assert fake.captures == 3
+    assert fake.replays == 3 * 5
+
+
+class ReadingModule(ClassifierModule):
+    """Reads a value of the device after its metrics have been updated."""
+
+    def measure(self, split: str, given: Batch, output: Any) -> None:
+        super().measure(split, given, output)
+        assert output.scores.abs().max().item() < 1e9
+
+    def measured_terms(self, given: Batch, split: str) -> tuple[dict[str, Tensor], Any]:
+        terms, output = super().measured_terms(given, split)
+        assert terms["loss"].item() < 1e9
+        return terms, output
+
+
+def test_metrics_do_not_count_a_step_that_could_not_be_captured(
+    fake: type[RecordedGraph],
+) -> None:
+    """Their new states are in the memory of a graph that has computed nothing."""
+    seen = []
+    for use in (False, "auto"):
+        torch.manual_seed(0)
+        lit = ReadingModule(
+            cnn().network,
+            loss=cross_entropy_loss,
+            num_classes=3,
+            schedule=FALLING,
+            optimizer=functools.partial(torch.optim.Adam, fused=True),
+            cuda_graphs=use,
+        )
+        keeper = MetricKeeper()
+        fit(lit, batches(), callbacks=[keeper])
+        seen.append(keeper.states)
+    assert fake.captures == 1
+    assert seen[0] == seen[1]
+
+
+class MetricKeeper(Callback):
+    """Keeps the states of the metrics after every step."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, dict[str, float]]] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        of_metrics = pl_module.metrics.of_split("train")
+        self.states.append({name: numbers(metric.metric_state) for name, metric in of_metrics})
 
 
 @pytest.mark.whole
