@@ -128,7 +128,7 @@ def evaluate_checkpoint(options: EvaluateOptions) -> tuple[dict[str, Any], Path,
     data = data_options(options.data)
     result = evaluate(run, options.split, data, options.trainer, couplings=options.couplings)
     name = f"limit_{options.split}_batches"
-    limit = (options.trainer or {}).get(name)
+    limit = None if options.trainer is None else options.trainer[name]
     limits = {} if limit is None else {name: limit}
     return result, result_file(run, options.split, data, result, limits), run
 

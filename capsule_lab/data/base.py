@@ -251,7 +251,9 @@ class AbstractDataModule(L.LightningDataModule):
         """Return the images in a file of arrays as ``Images`` store them, uint8; see ``from_arrays``."""
         from capsule_lab.data.formats.array_images import read_images
 
-        return read_images(path, self.spec.image_shape)
+        channels, *size = self.spec.image_shape
+        height, width = self.input_form.get("size", size)  # before a crop, or on a smaller canvas
+        return read_images(path, (channels, height, width))
 
     def load(self, *, train: bool) -> Images:
         """Load the training or the test images."""

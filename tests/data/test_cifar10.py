@@ -108,3 +108,11 @@ def test_network_of_the_experiment_has_the_published_size():
     assert count == 22_476_448
     assert network.digits.routing.leaky
     assert network.primary.scale == 1 / 65
+
+
+def test_arrays_of_the_stored_size_are_cropped(tmp_path):
+    path = tmp_path / "a.npy"
+    np.save(path, PIXELS)
+    data = CIFAR10DataModule(source="standin")
+    expected = data.transform(PHOTOGRAPHS, KEYS, augment=False)
+    assert torch.equal(data.from_arrays(path), expected)
