@@ -169,7 +169,10 @@ def _log_to_tensorboard(
 def close_loggers(loggers: Iterable[Any], *, failed: bool) -> None:
     """End the run of every logger, as failed or not; otherwise W&B would log the next run of the process into it."""
     for logger in loggers:
-        logger.finalize("failed" if failed else "success")
+        try:
+            logger.finalize("failed" if failed else "success")
+        except Exception as error:  # of a server, for example; the others are closed all the same
+            log.warning("%s could not be closed (%s)", type(logger).__name__, one_line(error))
     if "wandb" in sys.modules:
         import wandb
 

@@ -21,7 +21,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config import folders, presets
-from capsule_lab.config.arguments import own_folders, prepared
+from capsule_lab.config.arguments import own_folders, prepared, with_last_run
 from capsule_lab.config.check import check
 from capsule_lab.config.check_options import check_options, check_required
 from capsule_lab.config.composition import store_options
@@ -80,7 +80,7 @@ class RunnableCommand(Command):
                 with interruptible():
                     arguments = self.for_hydra(sys.argv[1:])
                     stack.enter_context(folders.searching(own_folders(arguments)))
-                    sys.argv[1:] = prepared(arguments, self)
+                    sys.argv[1:] = with_last_run(prepared(arguments, self), self, _last_run)
                     self._start_hydra()
             except InterruptError as error:
                 before = install(
@@ -102,7 +102,6 @@ class RunnableCommand(Command):
                 with interruptible():
                     check_options(config, self)
                     check_required(config, self)
-                    self._find_last(config)
                     self.check(config)
                     self._run(self.options.read(config))
             except BrokenPipeError:  # Hydra would print the overrides
@@ -116,12 +115,6 @@ class RunnableCommand(Command):
             hydra.main(
                 version_base="1.3", config_path=str(folders.conf_dir()), config_name=self.name
             )(job)()
-
-    def _find_last(self, config: DictConfig) -> None:
-        """Replace ``ckpt=last`` and the like, so that messages and records name the run."""
-        for key in self.runs:
-            if OmegaConf.select(config, key) == "last":
-                OmegaConf.update(config, key, str(as_typed(last_finished())))
 
     def _exit_if_user_error(self, error: Exception) -> None:
         message = user_message(error, self, sys.argv[1:])
@@ -179,6 +172,11 @@ def _as_typed(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _last_run() -> Path:
+    """Return the run that ``last`` names, as a user would type it."""
+    return as_typed(last_finished())
 
 
 def _exit(message: str, status: int) -> None:

@@ -105,7 +105,9 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     first, others = runs.results.describe_metrics(options.split, result[options.split])
     console = Console(highlight=False)
     data = printable(runs.results.describe_data(result["provenance"]))
-    first = f"[bold]{first}[/]{runs.results.describe_constant(result)}{others}"
+    # names of classes may contain brackets
+    others = escape(f"{runs.results.describe_constant(result)}{others}")
+    first = f"[bold]{escape(first)}[/]{others}"
     console.print(f"{first}  of {escape(options.ckpt)}", soft_wrap=True)
     by_class = runs.results.describe_classes(result, options.split)
     if by_class:

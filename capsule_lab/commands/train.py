@@ -114,7 +114,8 @@ def main(options: TrainOptions) -> None:
         if resume_requested and not in_sweep and not (directory / "config.yaml").exists():
             log.warning("NOTHING TO RESUME for this configuration: new run in %s", directory)
         differences = _without(overrides, "name=", "logger", "train.directory=")
-        result = _train(config, directory, differences, start_time)
+        with runs.lock.directory_lock(config, directory):
+            result = _train(config, directory, differences, start_time)
     if result and "test" in result:  # not of a paused run that was not tested
         choices = hydra.runtime.choices
         next_commands: list[str] = []

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from capsule_lab import runs
 from capsule_lab.config import presets
-from capsule_lab.errors import PauseError
+from capsule_lab.errors import InterruptError, PauseError
 from capsule_lab.system import protocol
 from capsule_lab.system.environment import command_line
 from capsule_lab.system.signals import interruptible
@@ -149,15 +149,34 @@ class Training:
             )
             failed = True
             try:
-                result = self.fit() | self.time_to_accuracy() | self.test()
+                record = self.train_and_test()
                 failed = False
-            except PauseError:
-                result = self.test_at_limit()
-                failed = False
-                return self.pause(result)
             finally:
+                self.close_loggers(failed=failed)
+            return record
+
+    def train_and_test(self) -> dict[str, Any]:
+        """Train, test, and write the result, or what a paused run has reached; return it."""
+        try:
+            result = self.fit()
+            with interruptible(_WHEN_INTERRUPTED):
+                result |= self.time_to_accuracy() | self.test()
+                return self.record(result) if self.trainer.is_global_zero else {}
+        except PauseError:
+            return self.pause(self.test_at_limit())
+
+    def close_loggers(self, *, failed: bool) -> None:
+        """Close the loggers; an error or a signal is only a warning, because everything else is written."""
+        from capsule_lab import callbacks
+
+        try:
+            with interruptible():
                 callbacks.close_loggers(self.trainer.loggers, failed=failed)
-            return self.record(result) if self.trainer.is_global_zero else {}
+        except (Exception, InterruptError) as error:  # of a server, for example
+            log.warning(
+                "the loggers could not be closed (%s): their dashboards may be incomplete, which affects no result",
+                runs.results.describe_error(error),
+            )
 
     def log_batch(self) -> None:
         """Log how many images a step has, if several processes share it."""

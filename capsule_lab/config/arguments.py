@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from capsule_lab.config.declaration import Command
 from capsule_lab.config.folders import default_options, groups, options_of
 from capsule_lab.config.hints import key_meant
-from capsule_lab.config.overrides import choices, quoted
+from capsule_lab.config.overrides import as_argument, choices, quoted
 from capsule_lab.errors import ConfigError, closest
 from capsule_lab.system.files import expanded
 
@@ -40,6 +42,31 @@ def prepared(arguments: Sequence[str], command: Command) -> list[str]:
     options, overrides = _split(arguments)
     checked = [_override(override, command) for override in overrides]
     return [*options, *choices(checked, command)]
+
+
+_LAST = re.compile(r"(?<![^,(])last(?![^,)])")
+"""The word as a value, or as one of several values of ``-m``."""
+
+
+def with_last_run(
+    arguments: Sequence[str], command: Command, find_last: Callable[[], Path]
+) -> list[str]:
+    """Replace ``last`` by the path of the run, in the options that take one.
+
+    The processes that the command starts, its messages and its records then name this run, even if another one finishes
+    meanwhile.
+    """
+    find_once = functools.cache(find_last)
+    replaced = []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key.lstrip("+") in command.runs and _LAST.search(value):
+            # quoted for Hydra, as there is no shell in between
+            (chosen,) = shlex.split(as_argument(key, find_once()))
+            path = chosen.removeprefix(f"{key}=")
+            argument = f"{key}={path.join(_LAST.split(value))}"
+        replaced.append(argument)
+    return replaced
 
 
 def own_folders(arguments: Sequence[str]) -> list[str]:

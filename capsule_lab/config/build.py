@@ -189,9 +189,27 @@ def build_trainer(
             built_trainer = trainer(callbacks=[*callbacks], **arguments)
         except RuntimeError as error:  # from Lightning, for example for unsupported SLURM variables
             raise ValueError(one_line(error)) from error
+    _check_processes(built_trainer)
     disable_signal_handlers(built_trainer)
     limit_waiting(built_trainer)
     return built_trainer
+
+
+def _check_processes(trainer: Any) -> None:
+    """Raise a ``ConfigError`` if SLURM or torchrun started fewer processes than the run has devices.
+
+    Lightning then starts none itself, and would train with a part of each batch, on a part of the devices.
+    """
+    per_node = trainer.num_devices
+    expected = per_node * trainer.num_nodes
+    if trainer.world_size == expected:
+        return
+    raise ConfigError(
+        f"trainer.devices is {per_node} and trainer.num_nodes is {trainer.num_nodes}, but SLURM or torchrun started "
+        f"{trainer.world_size} of {expected} processes; expected one for each device: start them with "
+        f"srun --ntasks-per-node={per_node} or torchrun --nproc-per-node={per_node}, or unset SLURM_NTASKS, and "
+        "Lightning starts those of one node"
+    )
 
 
 def _precision(trainer: DictConfig) -> Any:

@@ -16,6 +16,10 @@ def _ended() -> str:
     return "ended"
 
 
+def _unknown() -> bool:
+    return False
+
+
 class Job(NamedTuple):
     """A run of a sweep."""
 
@@ -26,6 +30,8 @@ class Job(NamedTuple):
     environment: Mapping[str, str] = {}  # additional variables
     in_tables: bool = True  # whether tables find its result: not with train.directory or ckpt
     outcome: Callable[[], str] = _ended  # describes the result once it has ended, for messages
+    has_record: Callable[[], bool] = _unknown  # whether it is finished or paused, as files say
+    to_continue: str = "the same command continues"  # after the sweep was stopped, for messages
 
     @property
     def command(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,7 +17,7 @@ from omegaconf import DictConfig
 from capsule_lab.config.compose import compose
 from capsule_lab.config.declaration import Command
 from capsule_lab.config.overrides import names_for_loggers, search_override
-from capsule_lab.errors import RunError
+from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.launchers import Job, arguments_for
 from capsule_lab.system.terminal import differences
 
@@ -41,6 +42,7 @@ class GridSweeper(Sweeper):
         configs = [compose(self.command, overrides) for overrides in batch]
         for config in configs:
             self.command.check(config)
+        _check_distinct(batch, configs)
         shared, own = differences(batch)
         swept = [argument for argument in of_runs if argument not in shared]
         jobs = []
@@ -57,18 +59,54 @@ class GridSweeper(Sweeper):
         failed = []
         for job, is_finished in zip(jobs, finished, strict=True):
             error = failures.get(job.fingerprint)
-            if error and not is_finished:
+            # another process may have finished a run of the tables
+            if error and not (is_finished and job.in_tables):
                 failed.append(f"{job.name}: {error}")
         if failed:
             raise RunError(f"{len(failed)} of {len(jobs)} runs failed: {'; '.join(failed)}")
 
     def _job(self, overrides: list[str], labels: list[str], config: DictConfig) -> Job:
         from capsule_lab.runs.directories import config_hash
+        from capsule_lab.runs.summary import recorded_run
 
         arguments = arguments_for(self.command.name, [*overrides, *labels, *search_override()])
         in_tables = config.ckpt is None and config.train.directory is None
         fingerprint = config_hash(config)
-        return Job(shlex.join(overrides), arguments, config, fingerprint, in_tables=in_tables)
+        to_continue = "the same command continues"
+        if not config.train.resume:
+            to_continue = "the same command with train.resume=true continues"
+
+        def has_record() -> bool:
+            _, record = recorded_run(config)
+            return bool(record)
+
+        return Job(
+            shlex.join(overrides),
+            arguments,
+            config,
+            fingerprint,
+            in_tables=in_tables,
+            has_record=has_record,
+            to_continue=to_continue,
+        )
+
+
+def _check_distinct(batch: Sequence[list[str]], configs: Sequence[DictConfig]) -> None:
+    """Raise a ``ConfigError`` if two runs have the same hash, which identifies their locks, logs and results."""
+    from capsule_lab.runs.directories import config_hash
+
+    seen: dict[str, list[str]] = {}
+    for overrides, config in zip(batch, configs, strict=True):
+        fingerprint = config_hash(config)
+        if fingerprint in seen:
+            pair = [seen[fingerprint], overrides]
+            _, own = differences(pair)
+            first, second = map(shlex.join, own if any(own) else pair)
+            raise ConfigError(
+                f"{first} and {second} differ in nothing that affects a result, so that -m cannot tell their runs "
+                "apart; expected separate commands, each with its own train.directory=…"
+            )
+        seen[fingerprint] = overrides
 
 
 def _names(config: DictConfig, swept: list[str], own: list[str]) -> list[str]:

@@ -26,6 +26,11 @@ from capsule_lab.system.signals import interruptible
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1  # ours: interval between checks of the processes
+_OF_SLURM = (
+    "SLURM_JOB_ID",  # the sweep itself requeues its job when all runs are saved
+    *("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),  # with them, Lightning would start no processes
+)
+"""Variables of the sweep's own job that its runs do not get."""
 
 
 class LocalLauncher:
@@ -70,7 +75,7 @@ class LocalLauncher:
         minutes: list[float] = []  # of each run that succeeded
         running: list[_Process] = []
         waiting = list(enumerate(jobs, 1))
-        with _stopping(running):
+        with _stopping(running, jobs[0].to_continue):
             while running or (waiting and time.time() < deadline):
                 while waiting and len(running) < places and time.time() < deadline:
                     number, job = waiting[0]
@@ -184,8 +189,8 @@ def _start(
     job: Job, label: str, log_file: Path, locks: dict[str, int], more: dict[str, str]
 ) -> _Process:
     environment = environment_for(job.environment, **more, **{protocol.LOG: str(log_file)})
-    # the sweep itself requeues its job when all runs are saved
-    environment.pop("SLURM_JOB_ID", None)
+    for name in _OF_SLURM:
+        environment.pop(name, None)
     if locks:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(locks)
     log.info("%s: log %s", label, log_file)
@@ -206,7 +211,7 @@ def _start(
 
 
 @contextmanager
-def _stopping(running: list[_Process]) -> Iterator[None]:
+def _stopping(running: list[_Process], to_continue: str) -> Iterator[None]:
     """On a signal, stop the jobs, which save checkpoints, and wait; a second signal stops them without saving."""
     try:
         with interruptible():
@@ -214,7 +219,7 @@ def _stopping(running: list[_Process]) -> Iterator[None]:
     except InterruptError as error:
         at_once = _stop([process.popen for process in running], error.signum)
         what = "without saving" if at_once else "after saving checkpoints"
-        message = f"{error}; {len(running)} runs were stopped {what}; the same command continues"
+        message = f"{error}; {len(running)} runs were stopped {what}; {to_continue}"
         raise InterruptError(message, error.signum) from error
 
 

@@ -42,9 +42,9 @@ class SlurmLauncher:
         self.options = options
 
     def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
-        """Submit all jobs, and wait until they have left the queue; return a message by fingerprint.
+        """Submit all jobs, and wait until they have left the queue; return an error or ``None`` by fingerprint.
 
-        It is the error if the job left no result. Only SLURM has the exit statuses.
+        Only SLURM has the exit statuses. The error is that of a job that left no result.
         """
         # it warns where SLURM has no accounting
         logging.getLogger("submitit").setLevel(logging.ERROR)
@@ -65,7 +65,8 @@ class SlurmLauncher:
             left = len(jobs) - len(failures) - 1
             log.info("%s: %s; %d of %d left", job.name, job.outcome(), left, len(jobs))
             ended = f"job {of_slurm.job_id} ended without a result"
-            failures[job.fingerprint] = f"{ended}; its log is {of_slurm.task(0).paths.stderr}"
+            error = f"{ended}; its log is {of_slurm.task(0).paths.stderr}"
+            failures[job.fingerprint] = None if job.has_record() else error
         return failures
 
     def _submit(self, jobs: Sequence[Job]) -> list[submitit.Job[None]]:

@@ -173,9 +173,7 @@ def choose_directory(
         before = directory_of(find_checkpoint(config.ckpt))
         if hash_in(before) == fingerprint:
             return before
-    ending = f"-{fingerprint}"
-    if continues_another(config):
-        ending += _CONTINUED
+    ending = _ending_for(config)
     latest = _latest_with(ending)
     if config.train.resume and latest is not None and not skip(latest):
         return latest
@@ -185,6 +183,17 @@ def choose_directory(
     if latest is not None:
         new += f"-{_number(latest) + 1}"
     return root() / new
+
+
+def latest_directory(config: DictConfig) -> Path | None:
+    """Return the directory that ``choose_directory`` chose for the latest run; ``None`` if there is none."""
+    return own_directory(config) or _latest_with(_ending_for(config))
+
+
+def _ending_for(config: DictConfig) -> str:
+    """Return the end of the names of run directories of this configuration, before their number."""
+    ending = f"-{config_hash(config)}"
+    return ending + _CONTINUED if continues_another(config) else ending
 
 
 def _latest_with(ending: str) -> Path | None:

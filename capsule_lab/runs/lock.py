@@ -58,7 +58,7 @@ def train_lock(config: DictConfig) -> Iterator[None]:
     """Hold the lock of a configuration while this process trains it; if training fails, record the reason.
 
     Only the first process of a run locks. Runs that tables do not use have no record: with ``train.directory`` that
-    directory is locked; a run that continues another configuration's checkpoint takes no lock.
+    directory is locked; a run that continues another configuration's checkpoint takes a ``directory_lock``.
     """
     with _lock_of(config) if is_first_process() else nullcontext():
         yield
@@ -71,6 +71,18 @@ def _lock_of(config: DictConfig) -> AbstractContextManager[None]:
         return nullcontext() if continues_another(config) else cell_lock(fingerprint)
     if is_attempt(directory, fingerprint):
         return cell_lock(fingerprint)
+    return _hold_directory(directory)
+
+
+@contextmanager
+def directory_lock(config: DictConfig, directory: Path) -> Iterator[None]:
+    """Hold the lock of the directory that was chosen for a run, if ``train_lock`` holds none."""
+    is_unlocked = own_directory(config) is None and continues_another(config)
+    with _hold_directory(directory) if is_unlocked and is_first_process() else nullcontext():
+        yield
+
+
+def _hold_directory(directory: Path) -> AbstractContextManager[None]:
     refusal = f"another process already trains in {directory}; wait for it or stop it"
     return _hold(directory / ".lock", lambda: refusal)
 
@@ -164,11 +176,16 @@ def record_queued(fingerprint: str, job: str, log: str) -> None:
 def is_alive(directory: Path, beat: Heartbeat | None) -> bool:
     """Return whether a process trains in a run directory: it holds a lock or, elsewhere, has a recent heartbeat.
 
-    Locks are not visible from other machines on every file system.
+    The lock of a configuration is that of its latest run. Locks are not visible from other machines on every file
+    system.
     """
-    fingerprint = hash_in(directory)
-    if _is_held(directory / ".lock") or (fingerprint is not None and is_locked(fingerprint)):
+    if _is_held(directory / ".lock"):
         return True
+    fingerprint = hash_in(directory)
+    if fingerprint is not None and is_locked(fingerprint):
+        latest = attempts(fingerprint)[:1]
+        if directory in latest:
+            return True
     return beat is not None and beat.host != socket.gethostname() and is_recent(beat)
 
 

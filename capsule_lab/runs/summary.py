@@ -10,7 +10,12 @@ from omegaconf import DictConfig
 from rich.markup import escape
 
 from capsule_lab.config import presets
-from capsule_lab.runs.directories import attempts, config_hash, own_directory
+from capsule_lab.runs.directories import (
+    config_hash,
+    continues_another,
+    latest_directory,
+    own_directory,
+)
 from capsule_lab.runs.results import (
     PAUSED,
     describe_classes,
@@ -20,6 +25,7 @@ from capsule_lab.runs.results import (
     limits_of_test,
     name_of_start,
     read_pause,
+    read_result,
     source_of,
 )
 from capsule_lab.runs.select_run import finished_run
@@ -36,7 +42,7 @@ def summary(
 ) -> str:
     """Return the last lines of the command: errors, network, data, duration, directory, and suggested commands.
 
-    A network, routing or experiment that differs from its paper has a line that says how.
+    They are markup of rich. A network, routing or experiment that differs from its paper has a line that says how.
 
     Args:
         result: result of ``train`` in ``directory``.
@@ -45,33 +51,36 @@ def summary(
     """
     routing = f", routing {chosen['routing']}" if _routes(chosen) else ""
     record = "status.json" if result["status"] == PAUSED else "metrics.json"
+    first, others = _outcome(result)
     lines = [
-        _outcome(result),
         *_classes(result),
         *_times(result.get("time_to_accuracy", {})),
         f"network     {chosen['model']}{routing}",
-        *(f"paper       {escape(line)}" for line in presets.differences(chosen)),
-        f"data        {escape(describe_data(result['provenance']))}",
+        *(f"paper       {line}" for line in presets.differences(chosen)),
+        f"data        {describe_data(result['provenance'])}",
         *_start(result),
         f"trained     {_training(result)}; {_parameters(result)}",
-        f"run         {escape(str(as_typed(directory)))}",
+        f"run         {as_typed(directory)}",
         f"            {record}, metrics.csv, checkpoints, figures",
     ]
+    # names of classes, data and directories may contain brackets
+    marked = [f"[bold]{escape(first)}[/]{escape(others)}", *map(escape, lines)]
     if proposals:
-        lines += ["", "[bold]try next[/]", *(f"  {escape(command)}" for command in proposals)]
-    return "\n".join(lines)
+        marked += ["", "[bold]try next[/]", *(f"  {escape(command)}" for command in proposals)]
+    return "\n".join(marked)
 
 
-def _outcome(result: Mapping[str, Any]) -> str:
+def _outcome(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the error to emphasise, and what is known about it."""
     if result["test"]:
         first, others = describe_metrics("test", result["test"])
         so_far = f"; {limits_of_test(result)}" if result["status"] == PAUSED else ""
         weights = f"({result['weights_tested']} weights{so_far})"
-        return f"[bold]{first}[/]{describe_constant(result)}{others}  {weights}"
+        return first, f"{describe_constant(result)}{others}  {weights}"
     if result["val"]:
         first, _ = describe_metrics("validation", {**result["val"]})
-        return f"[bold]{first}[/]  (not tested)"
-    return "neither validated nor tested"
+        return first, "  (not tested)"
+    return "neither validated nor tested", ""
 
 
 def _classes(result: Mapping[str, Any]) -> list[str]:
@@ -79,7 +88,7 @@ def _classes(result: Mapping[str, Any]) -> list[str]:
     if not described:
         return []
     heading = "classes".ljust(_INDENT)
-    return [heading + escape(described)]
+    return [heading + described]
 
 
 def _training(result: Mapping[str, Any]) -> str:
@@ -107,8 +116,7 @@ def _start(result: Mapping[str, Any]) -> list[str]:
     if start["data"]:
         source += f" ({describe_data(start['data'])})"
     counts = f"{start['loaded']} tensors loaded, {start['new']} new"
-    text = escape(f"{source}: {counts}")
-    lines = [f"start       {text}"]
+    lines = [f"start       {source}: {counts}"]
     if source_of(result) != result["provenance"]["source"]:
         lines.append("            reports count the run as one on stand-in data")
     return lines
@@ -129,13 +137,29 @@ def _routes(chosen: Mapping[str, Any]) -> bool:
 def listed(names: Sequence[str], configs: Sequence[DictConfig]) -> tuple[str, list[bool]]:
     """Return a table of test error, minutes and directory of each configuration, and whether each is finished."""
     rows = [("", "test error", "minutes", "run")]
-    finished_runs = [finished_run(config) for config in configs]
-    for name, config, finished in zip(names, configs, finished_runs, strict=True):
-        directory, result = finished or _unfinished(config)
+    finished = []
+    for name, config in zip(names, configs, strict=True):
+        directory, result = recorded_run(config)
         minutes = result.get("training_seconds", 0) / 60
-        run = "not finished" if directory is None else str(as_typed(directory))
+        run = str(as_typed(directory)) if directory and "test" in result else "not finished"
         rows.append((name, _test_error(result), f"{minutes:.1f}", run))
-    return "\n".join(aligned(rows)), [finished is not None for finished in finished_runs]
+        finished.append(result.get("status") == "finished")
+    return "\n".join(aligned(rows)), finished
+
+
+def recorded_run(config: DictConfig) -> tuple[Path | None, Mapping[str, Any]]:
+    """Return the directory of the latest run of a configuration, and its record if it is finished or paused.
+
+    Runs with ``train.directory``, and those that continue another configuration, count only for themselves.
+    """
+    if own_directory(config) is None and not continues_another(config):
+        counted = finished_run(config)
+        if counted:
+            return counted
+    directory = latest_directory(config)
+    if directory is None:
+        return None, {}
+    return directory, read_result(directory, config_hash(config)) or read_pause(directory) or {}
 
 
 def _test_error(result: Mapping[str, Any]) -> str:
@@ -144,15 +168,6 @@ def _test_error(result: Mapping[str, Any]) -> str:
         return ""
     limits = limits_of_test(result)
     return f"{error:.2f} % ({limits})" if limits else f"{error:.2f} %"
-
-
-def _unfinished(config: DictConfig) -> tuple[Path | None, Mapping[str, Any]]:
-    """Return directory and record of a run that was paused and tested; else ``train.directory``, without a record."""
-    for directory in attempts(config_hash(config))[:1]:
-        paused = read_pause(directory)
-        if paused and "test" in paused:
-            return directory, paused
-    return own_directory(config), {}
 
 
 def _times(results: Mapping[str, float | None]) -> list[str]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from capsule_lab.callbacks import MetricsTable
+from capsule_lab.callbacks import MetricsTable, close_loggers
 
 
 def test_file_takes_a_hundredth_of_the_time_to_write(
@@ -28,3 +28,19 @@ def test_file_takes_a_hundredth_of_the_time_to_write(
     assert lines_after(table.save, 1) == 1, "the next save waits for 200 seconds"
     assert lines_after(table.save, 2) == 3
     assert lines_after(lambda: table.finalize("success"), 3) == 4
+
+
+def test_every_logger_is_closed_even_if_one_cannot_be(caplog: pytest.LogCaptureFixture) -> None:
+    closed: list[str] = []
+
+    class Gone:
+        def finalize(self, status: str) -> None:
+            raise ConnectionError("no server")
+
+    class Here:
+        def finalize(self, status: str) -> None:
+            closed.append(status)
+
+    close_loggers([Gone(), Here()], failed=False)
+    assert closed == ["success"]
+    assert "Gone could not be closed (no server)" in caplog.text

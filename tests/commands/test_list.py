@@ -2,6 +2,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from capsule_lab.commands import compose, tables
 from capsule_lab.commands.tables import read_table
-from capsule_lab.errors import RunError
+from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import directories, lock, results
 from capsule_lab.runs.results import write_failure
 from tests.helpers.commands import TINY, Cli
@@ -152,6 +153,24 @@ def test_heartbeat_tells_running_and_killed_apart(cli: Cli, folders: dict[str, P
     with lock_of_the_running():
         listed = cli("list", UNIFORM).out
     assert re.search(r"running 25 %, ends .*\d\d:\d\d ", listed)
+
+
+def test_only_the_latest_run_of_a_configuration_is_running(
+    cli: Cli, folders: dict[str, Path]
+) -> None:
+    """All its runs have the same lock, except those that continue another configuration."""
+    first = folders["running"]
+    write_failure(first, InterruptError("stopped", 15))
+    continued = first.with_name(f"{first.name}-continued")
+    second = first.with_name(f"{first.name}-2")
+    for directory in (continued, second):
+        directory.mkdir()
+        shutil.copy(first / "config.yaml", directory)
+        results.write_heartbeat(directory, 30, 120, 3600.0)
+    with lock_of_the_running():
+        rows = rows_of(cli("list").out.splitlines())
+    states = {directory: rows[directory.name][0] for directory in (first, continued, second)}
+    assert states == {first: "interrupted", continued: "killed", second: "running"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import re
 import shlex
 import shutil
 import signal
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 from rich.text import Text
 from torch import Tensor
 
-from capsule_lab import runs
+from capsule_lab import callbacks, runs
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.commands import compose, proposals
 from capsule_lab.commands import declare as command
@@ -399,6 +400,30 @@ def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(
     assert contents(a_copy) == before
 
 
+def test_run_that_continues_another_configuration_locks_its_directory(
+    cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes with ``train.resume=true`` choose the same one, and it is listed as running."""
+    refusals: list[str] = []
+    alive: list[bool] = []
+
+    def in_two_processes(config: Any, directory: Path, *_: Any) -> dict[str, Any]:
+        with pytest.raises(RunError) as caught, runs.lock.directory_lock(config, directory):
+            pass
+        refusals.append(str(caught.value))
+        alive.append(runs.lock.is_alive(directory, None))
+        return {}
+
+    monkeypatch.setattr(runs.lock, "_TIMEOUT", 0)
+    monkeypatch.setattr("capsule_lab.commands.train._train", in_two_processes)
+    ended = cli("train", *TINY, "trainer.max_epochs=3", f"ckpt={a_copy}", "train.resume=true")
+    assert (ended.status, ended.err) == (0, "")
+    (refusal,) = refusals
+    assert re.search(r"another process already trains in \S+-continued; wait", refusal)
+    assert alive == [True]
+    assert not Path("runs").exists(), "nothing is left"
+
+
 @pytest.mark.parametrize(
     ("moment", "signum", "message"),
     [
@@ -437,6 +462,36 @@ def test_signal_outside_of_training_saves_nothing(
     assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {message}\n")
     assert requeued == [(signum, signal.SIG_IGN)], "SLURM's next signal does not end scontrol"
     assert [signal.getsignal(number) for number in signals.SIGNALS] == before
+
+
+def server_is_gone() -> None:
+    raise ConnectionError("no server")
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("problem", "named"),
+    [(server_is_gone, "ConnectionError: no server"), (ctrl_c, "stopped by SIGINT")],
+)
+def test_logger_that_cannot_be_closed_does_not_cost_the_result(
+    cli: Cli,
+    a_copy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Callable[[], None],
+    named: str,
+) -> None:
+    """The record is written before, with the hash of the whole ``metrics.csv``."""
+    monkeypatch.setattr(callbacks, "close_loggers", lambda *_, **__: problem())
+    ended = cli("train", *TINY, *NO_PICTURES, "train.resume=true", f"train.directory={a_copy}")
+    assert (ended.status, ended.err) == (0, "")
+    result = read_json(a_copy)
+    assert result["curves"] == runs.files.sha256(a_copy / "metrics.csv")
+    assert not (a_copy / "status.json").exists()
+    assert f"loggers could not be closed ({named})" in ended.out
+    assert "test error" in ended.out
 
 
 def test_resuming_without_an_earlier_run_is_a_warning(
@@ -810,8 +865,11 @@ def test_log_is_printed_without_a_handler(
 def test_summary_prints_markup_in_names_literally(trained: Trained) -> None:
     name = "mine [bold]x[/] [/b] ["
     provenance = {**trained.result["provenance"], "name": name}
-    result = {**trained.result, "provenance": provenance}
+    constant = {"constant_labels": ["[/b] label ["], "constant_error": 50.0}
+    classes = {**trained.result["classes"], **constant}
+    result = {**trained.result, "provenance": provenance, "classes": classes}
     markup = summary(result, Path("runs/[/b] [red]"), CHOSEN)
     shown = Text.from_markup(markup).plain
     assert name in shown
+    assert "(always answering [/b] label [: 50.00 %)" in shown
     assert "run         runs/[/b] [red]" in shown

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from capsule_lab import __main__ as overview
 from capsule_lab.commands import compose, load
-from capsule_lab.config.arguments import own_folders, prepared
+from capsule_lab.config.arguments import own_folders, prepared, with_last_run
 from capsule_lab.config.folders import options_of, search_path, searching
 from capsule_lab.config.overrides import as_argument
 from tests.helpers.commands import ROOT, Cli
@@ -45,6 +45,32 @@ def test_arguments_are_converted_to_those_of_hydra(
     monkeypatch.setenv("HOME", "/home/me")
     command, *arguments = typed.split()
     assert prepared(arguments, load(command)) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("typed", "path", "expected"),
+    [
+        ("ckpt=last", "runs/a-1", "ckpt=runs/a-1"),
+        ("+train.start_from=last", "runs/a-1", "+train.start_from=runs/a-1"),
+        ("train.start_from=a,last", "runs/a-1", "train.start_from=a,runs/a-1"),
+        ("train.start_from=choice(last,b)", "runs/a-1", "train.start_from=choice(runs/a-1,b)"),
+        ("train.start_from=last", "my runs/a,b", "train.start_from='my runs/a,b'"),
+        ("train.start_from=runs/last", "runs/a-1", "train.start_from=runs/last"),
+        ("train.test=last", "runs/a-1", "train.test=last"),
+        ("--multirun", "runs/a-1", "--multirun"),
+    ],
+)
+def test_last_is_the_path_of_a_run(typed: str, path: str, expected: str) -> None:
+    assert with_last_run([typed], load("train"), lambda: Path(path)) == [expected]
+
+
+def test_last_run_is_looked_for_once() -> None:
+    """Another run may finish meanwhile."""
+    finished = iter([Path("first"), Path("second")])
+    typed = ["ckpt=last", "train.start_from=last"]
+    found = with_last_run(typed, load("train"), lambda: next(finished))
+    assert found == ["ckpt=first", "train.start_from=first"]
+    with_last_run(["ckpt=first"], load("train"), lambda: pytest.fail("it is not needed"))
 
 
 @pytest.mark.parametrize(

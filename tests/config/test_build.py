@@ -100,3 +100,59 @@ def test_slurm_variables_that_lightning_refuses_are_a_config_error(
     message = r"^trainer: You set `--ntasks=3` .* Use `--ntasks-per-node=3` instead\.$"
     with pytest.raises(ConfigError, match=message):
         build.build_trainer(config.trainer)
+
+
+IN_SLURM = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NAME": "job",
+    "SLURM_NTASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+IN_TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+    "WORLD_SIZE": "1",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "GROUP_RANK": "0",
+}
+FOUR_TASKS = {**IN_SLURM, "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "overrides"),
+    [
+        (IN_SLURM, ["trainer.devices=4", "trainer.strategy=ddp"]),
+        (IN_SLURM, ["trainer.devices=2", "trainer.num_nodes=2"]),
+        (IN_TORCHRUN, ["trainer.devices=4"]),
+    ],
+    ids=str,
+)
+def test_fewer_processes_than_devices_are_refused(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], overrides: list[str]
+) -> None:
+    """Lightning starts no process if SLURM or torchrun started this one; it would train on one device."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    config = compose("train", [*overrides, *ON_CPU])
+    message = r"^trainer\.devices is .* started 1 of 4 processes; .* srun --ntasks-per-node="
+    with pytest.raises(ConfigError, match=message):
+        build.build_trainer(config.trainer)
+
+
+@pytest.mark.parametrize(
+    ("environment", "devices"),
+    [({}, 1), ({}, 2), (IN_SLURM, 1), (FOUR_TASKS, 4), (IN_TORCHRUN, 1)],
+    ids=str,
+)
+def test_as_many_processes_as_devices_are_accepted(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], devices: int
+) -> None:
+    """Without SLURM and torchrun, Lightning starts the other processes when training begins."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    config = compose("train", [f"trainer.devices={devices}", *ON_CPU])
+    assert build.build_trainer(config.trainer).world_size == devices

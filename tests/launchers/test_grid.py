@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from capsule_lab.launchers.grid import combinations
 from capsule_lab.launchers.local import LocalLauncher
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Cli
 from tests.helpers.messages import one_sentence
-from tests.helpers.tables import launch_here
+from tests.helpers.tables import RESULT, launch_here
 
 SMOKE = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
 
@@ -63,6 +64,7 @@ def test_multirun_gives_a_job_for_each_combination_to_the_launcher(
             *SMOKE,
             "train.resume=true",
         )
+        assert job.to_continue == "the same command continues"
     assert len({job.fingerprint for job in jobs}) == 2
     assert ended.out.splitlines()[-2:] == [
         "seed=3  0.0      not finished",
@@ -90,6 +92,7 @@ def test_runs_of_a_multirun_have_a_group_and_a_job_type_for_all_seeds(
     groups = []
     job_types = []
     for job in seen:
+        assert job.to_continue == "the same command with train.resume=true continues"
         for argument in job.arguments:
             key, _, value = argument.partition("=")
             if key == "logger.wandb.group" and argument not in more:
@@ -114,6 +117,118 @@ def test_invalid_multirun_is_refused_before_a_run(
 ) -> None:
     assert one_sentence(cli("train", "-m", *SMOKE, override)).startswith(message)
     assert not list(tmp_path.rglob("metrics.csv"))
+
+
+def record(directory: Path, fingerprint: str, error: float, status: str = "finished") -> None:
+    """Write the record of a run into its directory."""
+    directory.mkdir(parents=True)
+    result = {**RESULT, "config_hash": fingerprint, "status": status}
+    result |= {"test": {"error": error}, "planned_steps": 8}
+    name = "metrics.json" if status == "finished" else "status.json"
+    (directory / name).write_text(json.dumps(result))
+
+
+def own_directories(jobs: Sequence[Job]) -> None:
+    """End like runs with ``train.directory``: one is finished, and one is paused and was tested."""
+    first, second = jobs
+    record(Path(first.config.train.directory), first.fingerprint, 12.5)
+    record(Path(second.config.train.directory), second.fingerprint, 25.0, "paused")
+
+
+def continued(jobs: Sequence[Job]) -> None:
+    """End like runs that continue a checkpoint of another configuration, of which one failed."""
+    first, second = jobs
+    root = Path("runs")
+    record(root / f"x-{first.fingerprint}-continued-2", first.fingerprint, 12.5)
+    record(root / f"x-{first.fingerprint}", first.fingerprint, 99.0)
+    record(root / f"x-{second.fingerprint}-continued", second.fingerprint, 25.0, "failed")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "end", "rows"),
+    [
+        (
+            ["train.directory=out/${seed}"],
+            own_directories,
+            [
+                ["12.50", "%", "1.5", "out/3"],
+                ["25.00", "%", "(at", "step", "5", "of", "8)", "1.5", "out/4"],
+            ],
+        ),
+        (
+            ["ckpt=other.ckpt"],
+            continued,
+            [["12.50", "%", "1.5", "runs/x-HASH-continued-2"], ["0.0", "not", "finished"]],
+        ),
+    ],
+    ids=["train.directory", "ckpt"],
+)
+def test_table_has_runs_that_other_tables_do_not_have(
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    end: Callable[[Sequence[Job]], None],
+    rows: list[list[str]],
+) -> None:
+    seen: list[Job] = []
+
+    def launch(_: LocalLauncher, jobs: Sequence[Job]) -> dict[str, str | None]:
+        seen.extend(jobs)
+        end(jobs)
+        return {}
+
+    monkeypatch.setattr(LocalLauncher, "launch", launch)
+    Path("other.ckpt").touch()
+    ended = cli("train", "-m", "seed=3,4", *SMOKE, *overrides)
+    assert (ended.status, ended.err) == (0, "")
+    found = []
+    for line, job in zip(ended.out.splitlines()[-2:], seen, strict=True):
+        _, *cells = line.replace(job.fingerprint, "HASH").split()
+        found.append(cells)
+    assert found == rows
+
+
+@pytest.mark.parametrize(
+    ("own", "status"), [([], 0), (["train.directory=out/${seed}"], 2)], ids=str
+)
+def test_failing_run_that_is_finished_has_not_failed_if_tables_have_it(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, own: list[str], status: int
+) -> None:
+    """Another process may have finished it; in a directory of its own, it is the run of an earlier command."""
+
+    def launch(_: LocalLauncher, jobs: Sequence[Job]) -> dict[str, str | None]:
+        for job in jobs:
+            directory = job.config.train.directory or f"runs/x-{job.fingerprint}"
+            record(Path(directory), job.fingerprint, 12.5)
+        return {job.fingerprint: "it was refused" for job in jobs}
+
+    monkeypatch.setattr(LocalLauncher, "launch", launch)
+    ended = cli("train", "-m", "seed=3,4", *SMOKE, *own)
+    assert ended.status == status
+    assert ("2 of 2 runs failed" in ended.err) is bool(status)
+
+
+SAME = shlex.join(["seed=3", *SMOKE])
+
+
+@pytest.mark.parametrize(
+    ("varied", "named"),
+    [
+        (["logger=none,csv"], "logger=none and logger=csv"),
+        (["name=a,b", "seed=0,1"], "name=a and name=b"),
+        (["train.directory=a,b"], "train.directory=a and train.directory=b"),
+        (["seed=3,3"], f"{SAME} and {SAME}"),
+    ],
+    ids=str,
+)
+def test_runs_of_one_configuration_are_refused_before_a_run(
+    cli: Cli, tmp_path: Path, varied: list[str], named: str
+) -> None:
+    """The hash of a configuration identifies its lock, its log and its result."""
+    message = one_sentence(cli("train", "-m", *varied, *SMOKE))
+    assert message.startswith(f"{named} differ in nothing that affects a result")
+    assert "each with its own train.directory=…" in message
+    assert not (tmp_path / "runs").exists()
 
 
 def test_failing_run_does_not_stop_the_others(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,8 @@ def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
     caplog.set_level(logging.INFO, "capsule_lab")
     monkeypatch.setattr(local, "visible_gpus", lambda: ["3", "5"])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
+        monkeypatch.setenv(name, "7")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     jobs = [
@@ -89,7 +90,8 @@ def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
     assert good[protocol.DEADLINE] == str(deadline)
     cores = len(os.sched_getaffinity(0))
     assert good["OMP_NUM_THREADS"] == str(max(1, cores // 2)), "two jobs at a time, one a GPU"
-    assert "SLURM_JOB_ID" not in good, "variables of the sweep's own job are removed"
+    of_slurm = {name for name in good if name.startswith("SLURM_")}
+    assert not of_slurm & {"SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"}
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "3,5"
     locks = {path.name for path in tmp_path.glob("capsule_lab-*/*")}
     assert locks == {"gpu-3-1-of-1.lock", "gpu-5-1-of-1.lock"}
@@ -151,13 +153,29 @@ def test_signal_is_passed_on_to_running_jobs(
                 signal.raise_signal(left.pop(0))
 
     process = local._Process(job("a", ""), "", Path(), Popen(), 0.0, 0, 0)  # type: ignore[arg-type]
-    with pytest.raises(InterruptError) as caught, local._stopping([process]):
+    how = "the same command continues"
+    with pytest.raises(InterruptError) as caught, local._stopping([process], how):
         signal.raise_signal(signum)
     assert caught.value.signum == signum
     assert received == passed_on
     saved = "without saving" if further else "after saving checkpoints"
     stopped = f"stopped by {signal.Signals(signum).name}; 1 runs were stopped {saved}"
-    assert str(caught.value) == f"{stopped}; the same command continues"
+    assert str(caught.value) == f"{stopped}; {how}"
+
+
+def test_stopped_sweep_says_how_its_jobs_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "visible_gpus", list)
+    slow = job("slow", "import time; time.sleep(60)")
+    slow = slow._replace(to_continue="ask somebody")
+
+    def stop(_: float) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(time, "sleep", stop)
+    with pytest.raises(InterruptError, match=r"; 1 runs were stopped .*; ask somebody$"):
+        LocalLauncher(logs=str(tmp_path)).launch([slow])
 
 
 def test_command_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:

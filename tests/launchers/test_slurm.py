@@ -1,5 +1,6 @@
 """The SLURM launcher: requeued jobs, submitted options, and jobs without a result."""
 
+import json
 import os
 import shutil
 import signal
@@ -13,14 +14,17 @@ import pytest
 import submitit
 from submitit.core.utils import JobPaths
 
+from capsule_lab.commands import compose
 from capsule_lab.commands.tables import read_table as read
 from capsule_lab.launchers import slurm as launcher
 from capsule_lab.runs import lock
+from capsule_lab.runs.directories import config_hash
+from capsule_lab.runs.results import write_pause
 from capsule_lab.system import protocol, slurm
 from capsule_lab.tables.expand import expand
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Cli
 from tests.helpers.messages import one_sentence
-from tests.helpers.tables import write_run, write_table
+from tests.helpers.tables import RESULT, write_run, write_table
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "capsule_lab"}
 ARRAY = {**JOB, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
@@ -148,6 +152,32 @@ def test_queued_job_is_recorded_and_needs_a_result(
         "slurm_srun_args": ["--wait=120"],
     }
     assert asked.items() <= executors[0].options.items()
+
+
+class Ending(Executor):
+    """Of its jobs, that of seed 0 finishes, that of seed 1 is paused, and others leave no record."""
+
+    def submit(self, function: Any, command: list[str], environment: Any) -> Any:
+        config = compose("train", command[4:])
+        directory = Path(config.train.directory)
+        if config.seed == 0:
+            directory.mkdir(parents=True)
+            result = {**RESULT, "config_hash": config_hash(config)}
+            (directory / "metrics.json").write_text(json.dumps(result))
+        if config.seed == 1:
+            write_pause(directory, 3, 8)
+        return super().submit(function, command, environment)
+
+
+def test_finished_and_paused_jobs_of_a_multirun_have_not_failed(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitit, "AutoExecutor", Ending)
+    monkeypatch.setattr(slurm, "in_queue", lambda _: False)
+    overrides = ["debug=smoke", "train.directory=out/${seed}", "launcher=slurm"]
+    refused = one_sentence(cli("train", "-m", "seed=0,1,2", *overrides))
+    assert refused.startswith("1 of 3 runs failed: seed=2 ")
+    assert "job 7_3 ended without a result" in refused
 
 
 def test_process_of_a_job_becomes_the_command(

@@ -13,6 +13,8 @@ import pytest
 from capsule_lab import runs
 from capsule_lab.commands import compose
 from capsule_lab.data.mnist import MNISTFiles
+from capsule_lab.launchers import Job
+from capsule_lab.launchers.local import LocalLauncher
 from capsule_lab.runs.select_run import last_finished, locate
 from capsule_lab.tables.cells import DONE, MISSING
 from tests.helpers.commands import Cli
@@ -216,6 +218,22 @@ def test_every_command_that_takes_a_run_takes_the_last_one(
     name, *arguments = words.split()
     refused = one_sentence(cli(name, *arguments))
     assert f"runs/{three_runs.name}/checkpoints/best.ckpt" in refused
+
+
+def test_last_is_found_before_the_command_starts(
+    cli: Cli, three_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its children, the command to continue and the records name the run, also when another one has finished."""
+    seen: list[Job] = []
+    monkeypatch.setattr(LocalLauncher, "launch", lambda self, jobs: seen.extend(jobs) or {})
+    monkeypatch.setattr(runs.initial_weights, "check", lambda config: None)
+    ended = cli("train", "-m", "seed=0,1", "train.start_from=last", "debug=smoke")
+    assert (ended.status, ended.err) == (0, "")
+    path = f"runs/{three_runs.name}"
+    for job in seen:
+        assert f"train.start_from={path}" in job.arguments
+        assert job.config.train.start_from == path
+    assert len(seen) == 2
 
 
 def test_last_without_a_finished_run_is_one_sentence(cli: Cli) -> None:
