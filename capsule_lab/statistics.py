@@ -163,8 +163,9 @@ def paired_difference(
 
     ``overlap`` is the number of test images per training image, if pairs are folds, whose networks share training
     images: the corrected resampled t-test of Nadeau and Bengio 2003. More folds of the same images are not more data,
-    so that it plans no number of pairs.
+    so that it plans no number of pairs. Raise a ``ValueError`` if the numbers of values differ.
     """
+    _check_shapes(np.shape(first), np.shape(second))
     differences = np.subtract(first, second)
     count = len(differences)
     estimate = float(np.mean(differences))
@@ -186,6 +187,15 @@ def paired_difference(
     if overlap:
         return _by_t_test(replace(known, test=f"{test}, corrected for overlapping folds"), margin)
     return _by_t_test(replace(known, spread=std), margin)
+
+
+def _check_shapes(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    """Raise a ``ValueError`` if values do not belong together: numpy would repeat a single one."""
+    if first != second:
+        raise ValueError(
+            f"values of shape {first} are compared with others of shape {second}; expected equal shapes, because each "
+            "value belongs to one of the others"
+        )
 
 
 def difference_from(values: Sequence[float], number: float) -> Difference:
@@ -221,7 +231,12 @@ def crossed_difference(
         clusters: cluster of each image, such as its toy; for single images, different numbers.
         paired: whether runs with the same index belong together.
         margin: the largest difference that counts as none.
+
+    Raises:
+        ValueError: if rows have different numbers of images, or pairs a run without another.
     """
+    _check_shapes(first.shape[1:], second.shape[1:])
+    _check_shapes(first.shape[1:], clusters.shape)
     compare = paired_difference if paired else unpaired_difference
     over_runs = compare(first.mean(1), second.mean(1))
     difference = first.mean(0) - second.mean(0)
@@ -266,10 +281,11 @@ def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> Diff
     """Compare which images two networks get wrong by the exact test of McNemar 1947.
 
     The result applies to these two networks, not to the two kinds of network. The interval is that of the paired
-    difference of shares.
+    difference of shares. Raise a ``ValueError`` if the numbers of images differ.
     """
     from scipy.stats import binomtest, norm
 
+    _check_shapes(first.shape, second.shape)
     count = len(first)
     only_first = int((first & ~second).sum())
     only_second = int((second & ~first).sum())
@@ -371,7 +387,13 @@ def half_width(values: Sequence[float]) -> float | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p values of a family after the correction of Holm 1979, in the given order."""
+    """Return the p values of a family after the correction of Holm 1979, in the given order.
+
+    Raise a ``ValueError`` for a number that is no p value, such as NaN.
+    """
+    if not all(0 <= p <= 1 for p in p_values):
+        listed = ", ".join(f"{p:g}" for p in p_values)
+        raise ValueError(f"p values are {listed}; expected numbers from 0 to 1")
     corrected = [0.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(np.argsort(p_values, kind="stable")):

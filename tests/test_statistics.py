@@ -176,6 +176,32 @@ def test_mcnemar_equals_statsmodels() -> None:
     assert mcnemar(first, first).p == 1
 
 
+@pytest.mark.parametrize("p", [math.nan, math.inf, -0.1])
+def test_holm_refuses_what_is_no_p_value(p: float) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^p values are 0\.04, {p}; expected numbers from 0 to 1$"
+    ):
+        holm([0.04, p])
+
+
+def test_values_that_do_not_belong_together_are_refused() -> None:
+    """Numpy would repeat a single value."""
+    message = r"^values of shape \({}\) are compared with others of shape \({}\); expected equal "
+    with pytest.raises(ValueError, match=message.format("3,", "1,")):
+        paired_difference([1.0, 2.0, 3.0], [1.0])
+    wrong = np.ones(4, bool)
+    with pytest.raises(ValueError, match=message.format("4,", "1,")):
+        mcnemar(wrong, wrong[:1])
+    errors = np.arange(8.0).reshape(2, 4)
+    clusters = np.arange(4)
+    with pytest.raises(ValueError, match=message.format("4,", "1,")):
+        crossed_difference(errors, errors[:, :1], clusters, paired=False)
+    with pytest.raises(ValueError, match=message.format("4,", "3,")):
+        crossed_difference(errors, errors, clusters[:3], paired=False)
+    with pytest.raises(ValueError, match=message.format("2,", "1,")):
+        crossed_difference(errors, errors[:1], clusters, paired=True)
+
+
 def test_interval_over_images_is_wilsons() -> None:
     interval = interval_over_images(60, 10_000)
     assert interval == pytest.approx((0.466, 0.772), abs=1e-3)

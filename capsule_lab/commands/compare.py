@@ -21,9 +21,13 @@ from capsule_lab.system.terminal import aligned
 
 _DATA = ("provenance.name", "provenance.source", "provenance.test_images")
 _LARGEST = 200_000  # ours: bytes of a configuration; those of runs have 10 kB
+_FOLD = ("provenance.split.folds", "provenance.split.fold")
+_FILES = ("pictures", "labels_sha256", "groups_sha256")
+"""Number of pictures in a folder and hashes of files of labels and groups, which affect which images are tested."""
 _START = ("start_from.name", "start_from.data.source")
 _FACTS = (
     *_DATA,
+    *_FOLD,
     *_START,
     "steps",
     "training_seconds",
@@ -161,15 +165,30 @@ def _text(value: object) -> str:
     return "null" if value is None else str(value)
 
 
+def _tested(run: _Compared) -> list[Any]:
+    """Return what determines the test images, besides their labels, which may be equal for others."""
+    provenance = run.record["provenance"]
+    found = [run.facts.get(key) for key in (*_DATA, *_FOLD)]
+    found += [provenance.get(key) for key in _FILES]
+    hashes = provenance.get("sha256")
+    # that of pictures in a folder is of their pixels, which depend on data.size
+    found.append(hashes if isinstance(hashes, Mapping) else None)
+    if runs.results.partial_test(run.record):
+        found.append(run.config.get("data.seed"))  # it draws the part
+    return found
+
+
 def _test(first: _Compared, second: _Compared) -> str:
     """Return McNemar's test on the predictions for the test images, or one over objects if several images show one."""
     one = runs.predictions.read(first.directory, first.record)
     other = runs.predictions.read(second.directory, second.record)
     if one is None or other is None:
         return "no test: a run has no predictions.npz"
-    data = [[run.facts.get(key) for key in _DATA] for run in (first, second)]
-    if data[0] != data[1] or not np.array_equal(one.label, other.label):
-        return "no test: the runs were tested on different images"
+    if _tested(first) != _tested(second) or not np.array_equal(one.label, other.label):
+        return (
+            "no test: the runs were tested on different images, because their data, hashes of files, folds, labels or, "
+            "with data.eval_images, data.seed differ"
+        )
     try:
         require("a test of two runs", "report", "scipy")
     except MissingPackageError as error:

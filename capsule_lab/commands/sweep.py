@@ -18,6 +18,7 @@ from capsule_lab.config.declaration import Group
 from capsule_lab.config.overrides import search_override
 from capsule_lab.errors import ConfigError
 from capsule_lab.tables.arguments import budget_seconds, for_hydra
+from capsule_lab.tables.reader import listed_of
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ def main(options: SweepOptions) -> None:
     for key in ("rows", "columns", "seeds"):
         chosen = getattr(options, key)
         if chosen is not None:
-            listed = [chosen] if isinstance(chosen, (str, int)) else chosen
-            command.append(f"{key}=[{','.join(map(str, listed))}]")
+            listed = map(str, listed_of(chosen))
+            command.append(f"{key}=[{','.join(listed)}]")
     command += options.overrides
     log.info("next: %s", shlex.join([*command, *search_override()]))
 

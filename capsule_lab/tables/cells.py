@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -92,6 +93,7 @@ class Cell(ABC):
         waits_for: name of a row whose result this cell needs and which has none yet.
         by: the command that produces its result.
         fold: the fold on which it is tested; ``None`` in a table without folds.
+        sources: the cells of other rows whose results it needs.
     """
 
     row: Row
@@ -102,6 +104,7 @@ class Cell(ABC):
     waits_for: str
     by: Command
     fold: Fold | None = field(default=None, kw_only=True)
+    sources: tuple[Cell, ...] = field(default=(), kw_only=True, compare=False, repr=False)
 
     @property
     def repetition(self) -> Repetition:
@@ -142,6 +145,14 @@ class Cell(ABC):
     def seconds(self) -> float | None:
         """Seconds of the training, or of the evaluation if this is one; ``None`` if it has not finished."""
         return None if self.finished is None else seconds_of(self.finished[1])
+
+    @property
+    def needed(self) -> dict[str, Cell]:
+        """All cells whose results lead to its own, and the cell itself, by fingerprint."""
+        found: dict[str, Cell] = {self.fingerprint: self}
+        for source in self.sources:
+            found |= source.needed
+        return found
 
     @cached_property
     def status(self) -> str:
@@ -238,11 +249,14 @@ class Cell(ABC):
             return None
         directory, result = self.finished
         split, _, name = metric.partition("/")
-        if name not in result.get(split, {}):
+        measured = result.get(split)
+        # other parts of a record are no metrics, such as hardware or provenance/name
+        values = measured if isinstance(measured, Mapping) else {}
+        value = values.get(name)
+        if name not in values or not isinstance(value, (int, float, NoneType)):
             splits = ("test", "val", "time_to_accuracy", "at_equal_error", *metrics_of(self.by))
             known = [f"{split}/{name}" for split in splits for name in result.get(split, {})]
             raise TableError(f"{directory} has no {metric}; expected one of {', '.join(known)}")
-        value = result[split][name]
         if value is None and split != "time_to_accuracy":  # e.g. success, if no image was right
             return None
         return math.inf if value is None else float(value)  # see callbacks.TimeToAccuracy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from capsule_lab import statistics
 from capsule_lab.analysis.axes import LINE, SIZE, add_heading, wrapped
 from capsule_lab.errors import printable
-from capsule_lab.tables.comparisons import Compared
+from capsule_lab.tables.comparisons import Compared, Family
 from capsule_lab.tables.summary import Entry, Mean, Point, decimals, intervals_are_over, panels
 from capsule_lab.tables.terminal_formats import Row, Sheet, filled_columns
 
@@ -24,11 +24,11 @@ TEXTS = ("", "column", "test")
 """Columns that are aligned at the left."""
 _EXPLANATIONS = {
     "difference": "first row minus second",
-    "p (Holm)": "corrected for the comparisons of the family in this report",
+    "p (Holm)": "corrected for the comparisons of the family in this report, or the pairs of a comparison without one",
     "g": "Hedges' g",
     "detectable": "the smallest difference that n runs find with a power of 80 %",
     "n needed": "runs that find the observed difference with a power of 80 %",
-    "planned": "the comparison was in the table before the first of its runs",
+    "planned": "the comparison was in the table before the first of its runs or evaluations",
 }
 _PLANNED = {True: "yes", False: "after the fact", None: "unknown"}
 _PANEL = 3.2  # ours: inches for the labels of rows
@@ -149,8 +149,8 @@ def runs_as_dots(entries: Sequence[Entry]) -> Figure | None:
     points_of = panels(entry for entry in entries if entry.column.statistic == "mean")
     if not points_of:
         return None
-    labels = {title: _row_labels(points) for title, points in points_of.items()}
-    figure, axes = _panels(labels)
+    labels = [_row_labels(points) for points in points_of.values()]
+    figure, axes = _panels([*points_of], labels)
     for axis, points in zip(axes, points_of.values(), strict=True):
         for place, point in enumerate(points):
             _draw_runs(axis, place, point)
@@ -219,16 +219,17 @@ def _join_seeds(axis: Axes, place: int, above: Point, point: Point) -> None:
 
 def differences(compared: Sequence[Compared]) -> Figure | None:
     """Draw the difference of every comparison with its 95 % interval and margin, one panel for each family."""
-    lines_of: dict[str, list[Compared]] = {}
+    lines_of: dict[Family, list[Compared]] = {}
     for line in compared:
         if line.difference.low is not None:
-            name = line.comparison.family or line.comparison.name
-            title = name.replace("_", " ") + ("" if line.real else ", stand-in")
-            lines_of.setdefault(title, []).append(line)
+            lines_of.setdefault(line.family, []).append(line)
     if not lines_of:
         return None
-    labels = {title: [line.name for line in lines] for title, lines in lines_of.items()}
-    figure, axes = _panels(labels)
+    titles = []
+    for family in lines_of:
+        titles.append(family.name.replace("_", " ") + ("" if family.real else ", stand-in"))
+    labels = [[line.name for line in lines] for lines in lines_of.values()]
+    figure, axes = _panels(titles, labels)
     for axis, lines in zip(axes, lines_of.values(), strict=True):
         axis.axvline(0, color="0.4", linewidth=0.8)
         for place, line in enumerate(lines):
@@ -277,15 +278,15 @@ def _names_with_columns(lines: Sequence[Compared]) -> list[str]:
     return names
 
 
-def _panels(labels: Mapping[str, Sequence[str]]) -> tuple[Figure, list[Axes]]:
+def _panels(titles: Sequence[str], labels: Sequence[Sequence[str]]) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel for each title, one below another, as high as the labels of its rows need."""
     heights = []
-    for rows in labels.values():
+    for rows in labels:
         most_lines = max(_wrapped_label(label).count("\n") + 1 for label in rows)
         heights.append(0.8 + (0.1 + LINE * most_lines) * len(rows))
     figure = Figure(figsize=(_PAPER, sum(heights)), layout="constrained")
     axes = figure.subplots(len(labels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, title in zip(axes, labels, strict=True):
+    for axis, title in zip(axes, titles, strict=True):
         axis.set_title(wrapped(printable(title), _PAPER), fontsize=SIZE, loc="left")
     return figure, list(axes)
 

@@ -8,20 +8,30 @@ import math
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from capsule_lab import statistics
 from capsule_lab.config import plain_yaml
 from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.runs.predictions import Predictions, concatenated, percent_wrong
 from capsule_lab.statistics import Difference, Spread
-from capsule_lab.tables.schema import Comparison, Repetition, Table
-from capsule_lab.tables.summary import Entry, Run, means_by_fold, values_of
+from capsule_lab.tables.cells import Cell
+from capsule_lab.tables.schema import Comparison, Fold, Repetition, Table
+from capsule_lab.tables.summary import (
+    Entry,
+    Run,
+    commits_of,
+    have_same_files,
+    have_same_images,
+    means_by_fold,
+    values_of,
+)
 
 
 class Sample(NamedTuple):
@@ -45,6 +55,19 @@ class Sample(NamedTuple):
         predictions = self.run.predictions
         one_image = 100 / len(predictions.label) if predictions else 0.0
         return float(np.std(self.values, ddof=1)) <= one_image
+
+
+class Family(NamedTuple):
+    """The comparisons that share a Holm correction: those of a family, or, without one, all pairs of a comparison.
+
+    Attributes:
+        is_named: whether ``name`` is that of a family, and not of a comparison.
+        real: whether the runs are on real data; those on stand-in data are corrected apart.
+    """
+
+    is_named: bool
+    name: str
+    real: bool
 
 
 @dataclass(frozen=True)
@@ -72,6 +95,12 @@ class Pair:
         if self.first.row == self.second.row:
             return f"{row}: {column} against {other_column}"
         return f"{row}, {column} against {other_row}, {other_column}"
+
+    @property
+    def family(self) -> Family:
+        """What it is corrected with."""
+        family = self.comparison.family
+        return Family(bool(family), family or self.comparison.name, self.real)
 
     @property
     def is_paired(self) -> bool:
@@ -119,8 +148,8 @@ class Compared(Pair):
     Attributes:
         difference: that of ``first`` minus ``second``.
         corrected: p value after Holm's correction for the comparisons of the family in this report.
-        planned: whether the comparison was in the table in the commit of every run; ``None`` if a commit is unknown, or
-            a run used uncommitted code.
+        planned: whether the comparison was in the table in the commit of every run, or evaluation; ``None`` if a commit
+            is unknown, or a run used uncommitted code.
         remark: what differs from the comparison that the table asks for; may be empty.
     """
 
@@ -140,14 +169,19 @@ def compared(table: Table, entries: Sequence[Entry]) -> list[Compared]:
 
     If the deviation of a sample is smaller than one test image, it is not an estimate; the pooled deviation of the
     samples in the same family and column takes its place. Raise a ``TableError`` if networks with ``unit: images`` or
-    ``clusters`` were tested on different images.
+    ``clusters``, not of folds, were tested on different images.
     """
     pairs = [*_pairs(table, entries)]
     answers = []
     for pair in pairs:
         alike = [other for other in pairs if _may_be_pooled(pair, other)]
         answer = _answered(pair, alike)
-        answers.append(replace(answer, planned=_planned(table, pair)))
+        planned = _planned(table, pair)
+        remarks = [answer.remark]
+        if planned:
+            remarks.append(_trained_before(table, pair))
+        remark = "; ".join(filter(None, remarks))
+        answers.append(replace(answer, planned=planned, remark=remark))
     return _corrected(answers)
 
 
@@ -155,12 +189,18 @@ def plan(answers: Sequence[Compared], difference: float, power: float) -> list[s
     """Say for each comparison how many seeds find a difference, and how long they take.
 
     Deviation and duration are those of the runs that have finished. Raise a ``ConfigError`` if the difference is not
-    above 0, or the power not between 0.05 and 1; a ``TableError`` if there are too few runs to know a deviation.
+    above 0, or the power not between 0.05 and 1; a ``TableError`` if there are too few runs to know a deviation, or
+    runs are folds.
     """
     if not difference > 0 or not statistics.LEVEL < power < 1:
         raise ConfigError(
             f"difference={difference:g} and power={power:g} cannot be planned; expected a difference above 0, and a "
             "power above 0.05 and below 1"
+        )
+    if any(answer.folds is not None for answer in answers):
+        raise TableError(
+            "comparisons over folds cannot be planned, because more folds of the same images are not more data; "
+            "expected a table without folds, or a report without difference="
         )
     known = [answer for answer in answers if answer.difference.spread is not None]
     if not known:
@@ -170,7 +210,7 @@ def plan(answers: Sequence[Compared], difference: float, power: float) -> list[s
         )
     lines = [_needed_seeds(answer, difference, power) for answer in known]
     for answer in answers:
-        if answer.comparison.unit != "seeds":
+        if answer.comparison.unit != "seeds" and answer.difference.spread is None:
             lines.append(
                 f"{answer.name}: not planned, because {answer.comparison.unit} limit it as well as seeds"
             )
@@ -186,11 +226,30 @@ def _needed_seeds(answer: Compared, difference: float, power: float) -> str:
     known += f", with {power:.0%} power"
     seeds = statistics.runs_for(difference, found.spread, pairs=found.pairs, power=power)
     many = "more than 10,000" if seeds is None else f"{seeds}"
-    minutes, other_minutes = answer.first.minutes, answer.second.minutes
-    if seeds is not None and minutes is not None and other_minutes is not None:
-        hours = seeds * (minutes + other_minutes) / 60
-        known += f"; {hours:.1f} hours for both rows"
+    hours = _hours_of_a_seed(answer)
+    if seeds is not None and hours is not None:
+        known += f"; {seeds * hours:.1f} hours for both rows"
     return f"{answer.name}: {many} seeds find a difference of {difference:g} ({known})"
+
+
+def _hours_of_a_seed(pair: Pair) -> float | None:
+    """Return the hours of all runs and evaluations that both rows need for a seed; what they share counts once.
+
+    ``None`` if runs of the column used different hardware, or no seed has both rows.
+    """
+    if pair.first.different_hardware or pair.second.different_hardware:
+        return None
+    first = _by_repetition(pair.first, pair.real)
+    second = _by_repetition(pair.second, pair.real)
+    both = first.keys() & second.keys()
+    if not both:
+        return None
+    needed: dict[str, Cell] = {}
+    for repetition in both:
+        needed |= first[repetition].cell.needed
+        needed |= second[repetition].cell.needed
+    seconds = sum(cell.seconds or 0.0 for cell in needed.values())
+    return seconds / len(both) / 3600
 
 
 def _pairs(table: Table, entries: Sequence[Entry]) -> Iterator[Pair]:
@@ -239,9 +298,11 @@ def _answered(pair: Pair, alike: Sequence[Pair]) -> Compared:
     difference = None
     unit = pair.comparison.unit
     if unit != "seeds":
-        difference = _over_images(pair)
-        if difference is None:
-            remarks.append(f"over seeds alone: not all runs have predictions with {unit}")
+        obstacle = _obstacle_to_images(pair)
+        if obstacle:
+            remarks.append(f"over seeds alone: {obstacle}")
+        else:
+            difference = _over_images(pair)
     if difference is None:
         common = _deviation_of_family(pair, alike)
         difference = _over_seeds(pair, common)
@@ -332,36 +393,57 @@ def _over_seeds(pair: Pair, common: Spread | None) -> Difference:
     )
 
 
-def _over_images(pair: Pair) -> Difference | None:
-    """Compare over runs and test images, or over these two networks if there is one run each.
+def _obstacle_to_images(pair: Pair) -> str:
+    """Return why a pair cannot be compared over its test images; empty if it can.
 
-    With folds, the predictions of a seed for the images of all folds count as those of one network. ``None`` if not
-    all runs have predictions with what the unit of the comparison needs.
+    Raise a ``TableError`` if networks, not of folds, were tested on different images.
     """
     first_runs, second_runs = pair.runs
-    first = _predictions(first_runs)
-    second = _predictions(second_runs)
-    if not first or not second or pair.first.column.metric != pair.second.column.metric:
-        return None
+    every = [*first_runs, *second_runs]
     unit = pair.comparison.unit
-    labels = first[0].label
-    is_same = all(np.array_equal(each.label, labels) for each in (*first, *second))
-    if not is_same and pair.folds is None:
+    if pair.first.column.metric != pair.second.column.metric:
+        return "the columns have different metrics"
+    if any(run.predictions is None for run in every):
+        return f"not all runs have predictions with {unit}"
+    if unit == "clusters" and any(each.cluster is None for each in _predictions(first_runs)):
+        return f"not all runs have predictions with {unit}"
+    if len(_folds_of_seeds(every)) > 1:
+        return "not all seeds have the same folds"
+    same_files = have_same_files(first_runs) and have_same_files(second_runs)
+    if same_files and have_same_images(every):
+        return ""
+    if pair.folds is None:
         raise TableError(
             f"{pair.name} has runs with different test images; expected the same images in every run with unit: "
             f"{unit}; use unit: seeds"
         )
-    is_any_missing = any(run.predictions is None for run in (*first_runs, *second_runs))
-    if is_any_missing or not is_same:  # a seed whose folds have not all finished has fewer images
-        return None
+    return "runs were tested on different images"
+
+
+def _folds_of_seeds(runs: Iterable[Run]) -> set[frozenset[Fold | None]]:
+    """Return the sets of folds that the seeds have."""
+    folds: defaultdict[int, set[Fold | None]] = defaultdict(set)
+    for run in runs:
+        folds[run.cell.seed].add(run.cell.fold)
+    return {frozenset(of_seed) for of_seed in folds.values()}
+
+
+def _over_images(pair: Pair) -> Difference:
+    """Compare over runs and test images, or over these two networks if there is one run each.
+
+    With folds, the predictions of a seed for the images of all folds count as those of one network.
+    """
+    first, second = map(_predictions, pair.runs)
+    unit = pair.comparison.unit
     if unit == "images" and len(first) == len(second) == 1:
         found = statistics.mcnemar(first[0].wrong, second[0].wrong)
         if pair.folds is None:
             return found
         return replace(found, test=f"{found.test} of each fold")
-    clusters = first[0].cluster if unit == "clusters" else np.arange(len(labels))
-    if clusters is None:
-        return None
+    clusters: npt.NDArray[Any] | None = np.arange(len(first[0].label))
+    if unit == "clusters":
+        clusters = first[0].cluster
+    assert clusters is not None
     return statistics.crossed_difference(
         percent_wrong(first),
         percent_wrong(second),
@@ -381,12 +463,11 @@ def _predictions(runs: Sequence[Run]) -> list[Predictions]:
 
 
 def _corrected(answers: Sequence[Compared]) -> list[Compared]:
-    """Add the p values after Holm's correction within each family; a comparison without a family is alone."""
-    families: defaultdict[tuple[str, bool], list[int]] = defaultdict(list)
+    """Add the p values after Holm's correction within each family."""
+    families: defaultdict[Family, list[int]] = defaultdict(list)
     for index, each in enumerate(answers):
         if each.difference.p is not None:
-            family = each.comparison.family or f"{index}"
-            families[family, each.real].append(index)
+            families[each.family].append(index)
     corrected = [*answers]
     for members in families.values():
         p_values = [answers[index].difference.p or 0.0 for index in members]
@@ -398,16 +479,35 @@ def _corrected(answers: Sequence[Compared]) -> list[Compared]:
 def _planned(table: Table, pair: Pair) -> bool | None:
     """Return whether the comparison was in the table in the commit of every run.
 
-    ``None`` if a commit is unknown, or if a run used code that differs from its commit.
+    ``None`` if a commit is unknown, or if a run used code that differs from its commit. Evaluations can be planned
+    although their networks were trained before, see ``_trained_before``.
     """
     first, second = pair.runs
-    commits: set[str] = set()
+    return _stood(table, pair.comparison, [run.result for run in (*first, *second)])
+
+
+def _trained_before(table: Table, pair: Pair) -> str:
+    """Return a remark if other runs that the rows need, such as the networks that they evaluate, are not planned."""
+    first, second = pair.runs
+    results = []
     for run in (*first, *second):
-        # a run that continued with other code has several
-        commits.update(str(run.result.get("commit")).split("; "))
+        for cell in run.cell.needed.values():
+            if cell is not run.cell and cell.finished is not None:
+                results.append(cell.finished[1])
+    stood = _stood(table, pair.comparison, results)
+    if stood is None:
+        return "unknown whether networks were trained before the plan"
+    return "" if stood else "networks trained before the plan"
+
+
+def _stood(
+    table: Table, comparison: Comparison, results: Iterable[Mapping[str, Any]]
+) -> bool | None:
+    """Return whether the comparison was in the table in all commits of some results; see ``_planned``."""
+    commits = {commit for result in results for commit in commits_of(result)}
     stood = []
     for commit in commits:
-        was_there = _was_in_commit(commit, table.file, pair.comparison)
+        was_there = _was_in_commit(commit, table.file, comparison)
         stood.append(None if was_there and commit.endswith("-dirty") else was_there)
     if False in stood:
         return False

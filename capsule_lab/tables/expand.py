@@ -124,10 +124,12 @@ def _training_cells(
     cells_of_row = []
     for repetition in table.repetitions:
         fold, seed = repetition
-        taken, waits_for = _taken(row, column, repetition, cells)
+        taken = _taken(row, column, repetition, cells)
         of_row = row.overrides[column.name]
         of_fold = [] if fold is None else fold.overrides
-        chosen = tuple(merged(table.base, column.overrides, of_row, taken, overrides, of_fold))
+        chosen = tuple(
+            merged(table.base, column.overrides, of_row, taken.overrides, overrides, of_fold)
+        )
         config = _composed(table.commands.training, chosen, composed)
         if standin and "source" in config.config.data:
             chosen = tuple(merged(chosen, [STANDIN]))
@@ -142,12 +144,13 @@ def _training_cells(
                 seed,
                 seeded,
                 fingerprint,
-                waits_for,
+                taken.waits_for,
                 table.commands.training,
                 config,
                 labels,
                 any_precision,
                 fold=fold,
+                sources=taken.sources,
             )
         )
     return cells_of_row
@@ -183,21 +186,36 @@ def _with_values(
     return config
 
 
-def _taken(
-    row: Row, column: Column, repetition: Repetition, cells: _Cells
-) -> tuple[list[str], str]:
-    """Return overrides whose values are results of other rows, and the first row without a result, or ``""``."""
-    taken, waits_for = [], ""
+class _Taken(NamedTuple):
+    """What a training takes from other rows.
+
+    Attributes:
+        overrides: keys with the results of other rows.
+        waits_for: the first row without a result, or ``""``.
+        sources: the cells of the other rows.
+    """
+
+    overrides: list[str]
+    waits_for: str
+    sources: tuple[Cell, ...]
+
+
+def _taken(row: Row, column: Column, repetition: Repetition, cells: _Cells) -> _Taken:
+    overrides, waits_for = [], ""
+    sources = []
     for key, (other, metric) in row.takes.items():
         source = cells.get((other, column.name, repetition))
-        value = source.value(metric) if source else None
+        value = None
+        if source is not None:
+            sources.append(source)
+            value = source.value(metric)
         if value is None:
             value, waits_for = (
                 1.0,
                 waits_for or other,
             )  # any number, needed only to compose the configuration
-        taken.append(f"{key}={value!r}")
-    return taken, waits_for
+        overrides.append(f"{key}={value!r}")
+    return _Taken(overrides, waits_for, tuple(sources))
 
 
 def _labels(
@@ -257,6 +275,7 @@ def _evaluation_cells(
                 training,
                 evaluate,
                 fold=fold,
+                sources=tuple(trained),
             )
         )
     return cells_of_row

@@ -37,6 +37,8 @@ from capsule_lab.tables.summary import (
     Run,
     best_runs,
     decimals,
+    have_same_files,
+    have_same_images,
     intervals_are_over,
     runs_of,
     values_of,
@@ -457,12 +459,16 @@ def _folds(entries: Sequence[Entry]) -> list[str]:
     """Return the error of every fold of each row, and what the intervals of such rows mean."""
     found = []
     for entry in entries:
-        for kind, mean in (("", entry.ours), (", stand-in", entry.standin)):
+        for real, mean in ((True, entry.ours), (False, entry.standin)):
             if isinstance(mean, Mean) and mean.by_fold:
+                kind = "" if real else ", stand-in"
                 folds = ", ".join(
                     f"{fold}: {decimals(value)}" for fold, value in mean.by_fold.items()
                 )
                 label = f"{entry.column.label}: folds of {entry.row.label}{kind}"
+                runs = entry.runs_on(real=real)
+                if not have_same_images(runs) or not have_same_files(runs):
+                    folds += "; no interval, because runs of a fold were tested on different images"
                 found.append(f"{label}: {folds}")
     if found:
         found.append(

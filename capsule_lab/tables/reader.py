@@ -68,8 +68,8 @@ def read(table: str | Path | None, commands: Commands, overrides: Sequence[str] 
 def select(
     table: Table,
     *,
-    rows: Sequence[str | int] | str | int | None = None,
-    columns: Sequence[str | int] | str | int | None = None,
+    rows: Sequence[str | int | float] | str | int | float | None = None,
+    columns: Sequence[str | int | float] | str | int | float | None = None,
     seeds: Sequence[int] | int | None = None,
 ) -> Table:
     """Return a table with only these rows, columns and seeds, or all for ``None``; rows that others need remain.
@@ -107,8 +107,13 @@ def check_overrides(
     return tuple(overrides)
 
 
+def listed_of(chosen: Any) -> list[Any]:
+    """Return the entries of a list in an override; any other value is the only entry."""
+    return [*chosen] if isinstance(chosen, (list, tuple)) else [chosen]
+
+
 def _checked_seeds(seeds: Any) -> tuple[int, ...]:
-    listed = [seeds] if isinstance(seeds, (int, str)) else list(seeds)
+    listed = listed_of(seeds)
     try:
         return TypeAdapter(Seeds).validate_python(listed)
     except ValidationError as error:
@@ -155,7 +160,10 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
 
 
 def _among(
-    what: str, chosen: Sequence[str | int] | str | int | None, names: list[str], table: str
+    what: str,
+    chosen: Sequence[str | int | float] | str | int | float | None,
+    names: list[str],
+    table: str,
 ) -> Sequence[str]:
     if chosen is None:
         return names
@@ -163,8 +171,7 @@ def _among(
         raise TableError(
             f"{what} is {chosen}, but {table} has one without a name; leave {what}= out"
         )
-    given = [chosen] if isinstance(chosen, (str, int)) else chosen
-    listed = [*map(str, given)]  # a name of digits is a number in an override
+    listed = [*map(str, listed_of(chosen))]  # a name such as 99.5 is a number in an override
     if not listed:
         raise TableError(f"{what} is empty; expected some of {', '.join(names)}")
     for name in listed:

@@ -53,8 +53,9 @@ def run_table(
     ``TableError`` before anything is launched, if overrides cannot work; at the end, if a run failed, or if runs were
     paused and none has made a step.
     """
-    before = distinct(expand(table, overrides))
-    cells = before
+    cells = distinct(expand(table, overrides))
+    # read now, because a cell reads its record of a pause only when asked for it, and jobs write new ones
+    progress_before = _progress(cells)
     log.info("%s: %s", table.name, _counted(cells))
     for cell in _one_of_each(_with_status(cells, *_TO_LAUNCH, WAITING)):
         verify(cell)
@@ -76,7 +77,7 @@ def run_table(
     else:
         _raise_if_failed(table, cells, cells)
     if stopped or _with_status(cells, PAUSED):
-        _raise_if_nothing_done(table, before, cells)
+        _raise_if_nothing_done(table, progress_before, cells)
         log.info("%s: %s", table.name, _left(cells))
 
 
@@ -126,10 +127,12 @@ def _raise_if_failed(table: Table, cells: Sequence[Cell], tried: Sequence[Cell])
         )
 
 
-def _raise_if_nothing_done(table: Table, before: Sequence[Cell], after: Sequence[Cell]) -> None:
+def _raise_if_nothing_done(
+    table: Table, progress_before: Sequence[tuple[bool, int]], cells: Sequence[Cell]
+) -> None:
     """Raise an error if no run made progress, because repeating the command would never end."""
-    is_complete = len(_with_status(after, DONE)) == len(after)
-    if not is_complete and _progress(before) == _progress(after):
+    is_complete = len(_with_status(cells, DONE)) == len(cells)
+    if not is_complete and progress_before == _progress(cells):
         raise TableError(
             f"no run of {table.name} made a step or was tested before the time was over, which includes starting up; "
             "expected a larger budget=… or trainer.max_time=…"

@@ -213,7 +213,7 @@ class Column(_Part):
     """
 
     name: str = Field(pattern=r"^[\w.-]*$", description=_NAME)
-    label: str
+    label: str = Field(min_length=1)
     overrides: Overrides = Field((), description=_OVERRIDES)
     metric: str
     statistic: Literal["mean", "median"] = Field("mean", description="mean or median")
@@ -228,7 +228,7 @@ class Row(_Part):
     """
 
     name: str = Field(pattern=r"^[\w.-]+$", description=_NAME)
-    label: str
+    label: str = Field(min_length=1)
     overrides: Mapping[str, Overrides] = Field({}, description=_OVERRIDES)
     published: Mapping[str, PublishedValue] = Field(
         {}, description="a number, or [mean, standard deviation]"
@@ -293,7 +293,8 @@ class Comparison(_Part):
             runs with the same fold and seed.
         unit: what the interval generalises to: other ``seeds``; or other seeds and test ``images`` or ``clusters`` of
             them, such as other toys.
-        family: comparisons with the same family share a Holm correction.
+        family: comparisons with the same family share a Holm correction; without one, the rows and columns of the
+            comparison do.
         margin: the largest difference, in the unit of the column, that counts as none.
     """
 

@@ -18,11 +18,16 @@ from capsule_lab import runs
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.runs.predictions import Predictions, concatenated
 from capsule_lab.statistics import Interval, interval_of_error
-from capsule_lab.tables.cells import DONE, Cell, EvaluationCell, seconds_of
+from capsule_lab.tables.cells import DONE, Cell, EvaluationCell, TrainingCell, seconds_of
 from capsule_lab.tables.expand import Composed, expand
-from capsule_lab.tables.schema import Column, Overrides, Published, Row, Table
+from capsule_lab.tables.schema import Column, Fold, Overrides, Published, Row, Table
 
 log = logging.getLogger(__name__)
+
+
+def commits_of(result: Mapping[str, Any]) -> list[str]:
+    """Return the commits in a record: a run that continued with other code has several."""
+    return str(result.get("commit") or "unknown").split("; ")
 
 
 @dataclass(frozen=True)
@@ -86,14 +91,28 @@ class Run:
         return own if own == trained else f"{trained}, evaluated in {own}"
 
     @property
+    def drawn_by(self) -> int | None:
+        """The seed that drew the test images, if ``data.eval_images`` leaves some out; else ``None``."""
+        if not self.partial_test:
+            return None
+        cell = self.cell.training if isinstance(self.cell, EvaluationCell) else self.cell
+        assert isinstance(cell, TrainingCell)
+        seed: int | None = cell.config.data.get("seed")
+        return seed
+
+    @property
+    def hashes(self) -> str:
+        """Hashes of the files of own pictures, which may change between two runs; empty if unknown."""
+        provenance = self.result["provenance"]
+        keys = ("sha256", "labels_sha256", "groups_sha256")
+        return ", ".join(str(provenance[key]) for key in keys if key in provenance)
+
+    @property
     def commits(self) -> list[str]:
         """Commits of its code, and of the training if the row shows an evaluation; ``-dirty``: with other changes."""
-        results = [self.result]
+        found = commits_of(self.result)
         if isinstance(self.cell, EvaluationCell) and self.cell.training.finished is not None:
-            results.append(self.cell.training.finished[1])
-        found: list[str] = []
-        for result in results:
-            found += str(result.get("commit") or "unknown").split("; ")
+            found += commits_of(self.cell.training.finished[1])
         return list(dict.fromkeys(found))
 
     @cached_property
@@ -259,9 +278,11 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
-        """Our value minus the published value, which is of the whole test set."""
+        """Our value minus the published value, which is of the whole test set; ``None`` if it was not reached."""
         ours = self.ours
         if not ours or not self.published or self.partial_test(real=True):
+            return None
+        if not math.isfinite(ours.center):  # not reached
             return None
         return ours.center - self.published.mean
 
@@ -523,6 +544,27 @@ def means_by_fold(runs: Iterable[Run]) -> dict[int, float]:
     return {fold: statistics.fmean(values[fold]) for fold in sorted(values)}
 
 
+def have_same_images(runs: Sequence[Run]) -> bool:
+    """Return whether runs were tested on the same images, those of each fold if there are any, as far as is known.
+
+    Labels alone do not tell: pictures that are listed by class have the labels of others of the same classes. The runs
+    may be of several rows, which may prepare the same pictures differently; see ``have_same_files`` for one row.
+    """
+    labels: dict[Fold | None, Any] = {}
+    for run in runs:
+        if run.predictions is not None:
+            label = run.predictions.label
+            if not np.array_equal(label, labels.setdefault(run.cell.fold, label)):
+                return False
+    return len({run.drawn_by for run in runs}) <= 1
+
+
+def have_same_files(runs: Iterable[Run]) -> bool:
+    """Return whether the files of own pictures are the same in all runs of one row."""
+    known = {run.hashes for run in runs if run.hashes}
+    return len(known) <= 1
+
+
 def intervals_are_over(entries: Iterable[Entry]) -> str:
     """Return what the intervals of rows are over: test images, groups or, if rows differ, both."""
     found = {}
@@ -534,10 +576,12 @@ def intervals_are_over(entries: Iterable[Entry]) -> str:
 
 
 def _interval_over_folds(runs: Sequence[Run]) -> Interval | None:
-    """Return the interval of the error of all images; ``None`` if a run has no predictions.
+    """Return the interval of the error of all images; ``None`` if a run has no predictions, or seeds other images.
 
     An image that several seeds tested counts once, with the share of networks that get it wrong.
     """
+    if not have_same_images(runs) or not have_same_files(runs):
+        return None
     of_folds: defaultdict[int, list[Predictions]] = defaultdict(list)
     for run in runs:
         if run.predictions is None or run.cell.fold is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from scipy.stats import binomtest
 
 from capsule_lab import runs
@@ -114,6 +115,48 @@ def test_runs_on_other_data_are_compared_without_a_test(
     ended = cli("compare", f"runs=[{trained.directory},other]")
     assert "no test: the runs were tested on different images" in ended.out
     assert "provenance.source" in ended.out
+
+
+DIFFERENT = "no test: the runs were tested on different images"
+OF_A_FOLD = {"folds": 5, "fold": 0}
+OTHER_IMAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fold": ({"split": OF_A_FOLD}, {"split": {**OF_A_FOLD, "fold": 1}}),
+    "number of folds": ({"split": OF_A_FOLD}, {"split": {**OF_A_FOLD, "folds": 4}}),
+    "no folds": ({"split": OF_A_FOLD}, {"split": {}}),
+    "pictures": ({"pictures": 20}, {"pictures": 21}),
+    "files": ({"sha256": {"a.npz": "a"}}, {"sha256": {"a.npz": "b"}}),
+    "labels": ({"labels_sha256": "a"}, {"labels_sha256": "b"}),
+    "groups": ({"groups_sha256": "a"}, {"groups_sha256": "b"}),
+}
+"""Parts of two provenances by what differs."""
+
+
+@pytest.mark.parametrize("what", OTHER_IMAGES)
+def test_other_images_with_the_same_labels_are_not_compared(
+    cli: Cli, trained: Trained, tmp_path: Path, what: str
+) -> None:
+    """Pictures of a folder are listed by class, so that all folds have the same labels in the same order."""
+    for name, changes in zip(("first", "second"), OTHER_IMAGES[what], strict=True):
+        provenance = {**trained.result["provenance"], **changes}
+        a_copy_of(trained, tmp_path / name, provenance=provenance)
+    ended = cli("compare", "runs=[first,second]")
+    assert DIFFERENT in ended.out
+
+
+@pytest.mark.parametrize(("available", "has_test"), [(359, False), (20, True)])
+def test_parts_of_the_test_set_by_another_seed_are_not_compared(
+    cli: Cli, trained: Trained, tmp_path: Path, available: int, has_test: bool
+) -> None:
+    """``data.eval_images`` draws other images with another ``data.seed``; without it, all are tested."""
+    counts = {"test": 20, "test_set": available}
+    first = a_copy_of(trained, tmp_path / "first", image_counts=counts)
+    second = a_copy_of(trained, tmp_path / "second", image_counts=counts)
+    for directory, seed in ((first, 0), (second, 1)):
+        config = OmegaConf.load(directory / "config.yaml")
+        config.data.seed = seed
+        OmegaConf.save(config, directory / "config.yaml")
+    ended = cli("compare", "runs=[first,second]")
+    assert (DIFFERENT not in ended.out) is has_test
 
 
 @pytest.mark.parametrize(

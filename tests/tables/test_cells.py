@@ -147,6 +147,19 @@ def test_metric_that_was_not_measured_is_an_error_that_names_it(table_file) -> N
         cell.value("test/novl")
 
 
+@pytest.mark.parametrize(
+    "metric", ["training_seconds", "hardware", "hardware/a", "provenance/name", "classes/images"]
+)
+def test_part_of_the_record_that_is_no_metric_is_an_error_that_names_metrics(
+    table_file, metric: str
+) -> None:
+    (cell,) = cells_of(table_file(seeds=[0]))
+    write_run(cell, classes={"images": {"cat": 3}})
+    message = f"has no {metric}; expected one of test/error, test/novel/error, val/error"
+    with pytest.raises(TableError, match=message):
+        cell.value(metric)
+
+
 def test_wrong_override_names_its_row(table_file) -> None:
     rows = [{"name": "typo", "overrides": ["model.chanels=1"]}]
     message = r"^row typo: model\.chanels does not exist; did you mean model\.channels\?"

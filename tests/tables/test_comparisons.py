@@ -1,6 +1,7 @@
 """Comparisons of a table, answered from records and predictions that finished runs leave."""
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -22,11 +23,19 @@ from capsule_lab.statistics import (
     unpaired_difference,
 )
 from capsule_lab.tables import comparison_formats
+from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.comparisons import Compared, compared, plan
 from capsule_lab.tables.expand import distinct, expand
 from capsule_lab.tables.reader import select
 from capsule_lab.tables.summary import summarise
-from tests.helpers.tables import cells_of, entries_of, write_run, write_table
+from tests.helpers.tables import (
+    RESULT,
+    cells_of,
+    entries_of,
+    write_evaluation,
+    write_run,
+    write_table,
+)
 
 ROWS = [
     {"name": "a", "overrides": ["data.batch_size=8"]},
@@ -291,18 +300,19 @@ def test_a_row_is_compared_with_itself_in_another_column(tmp_path: Path) -> None
     assert compared(one_column, summarise(one_column)) == []
 
 
-def test_comparison_is_planned_if_its_runs_have_a_commit_with_it(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
-        return subprocess.check_output(command, cwd=tmp_path, text=True).strip()
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+    return subprocess.check_output(command, cwd=folder, text=True).strip()
 
-    git("init", "-q")
+
+def test_comparison_is_planned_if_its_runs_have_a_commit_with_it(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
     commits = []
     for comparisons in ([APART], [APART, {**PAIRS, "margin": 2.0}]):
         write_table(tmp_path, rows=ROWS, seeds=[0, 1, 2], comparisons=comparisons)
-        git("add", "mine.yaml")
-        git("commit", "-qm", "plan")
-        commits.append(git("rev-parse", "--short=12", "HEAD"))
+        git(tmp_path, "add", "mine.yaml")
+        git(tmp_path, "commit", "-qm", "plan")
+        commits.append(git(tmp_path, "rev-parse", "--short=12", "HEAD"))
     pairs, apart = answers(tmp_path, [PAIRS, APART], commit=commits[1])
     assert apart.planned is True
     assert pairs.planned is False, "the margin was another"
@@ -314,6 +324,61 @@ def test_comparison_is_planned_if_its_runs_have_a_commit_with_it(tmp_path: Path)
     assert apart.planned is None, "the uncommitted changes are unknown"
     assert pairs.planned is False
     assert "unknown" in comparison_formats.cells_of(apart)
+
+
+EVALUATIONS = [
+    {"name": "of_a", "of": "a", "evaluate": ["data.eval_images=50"]},
+    {"name": "of_b", "of": "b", "evaluate": ["data.eval_images=50"]},
+    {"name": "of_b_again", "of": "b", "evaluate": ["data.eval_images=60"]},
+]
+OF_EVALUATIONS = {**APART, "rows": ["of_a"], "against": "of_b"}
+
+
+def answers_of_evaluations(file: Path, **of_trainings: Any) -> list[Compared]:
+    """Answers of a table after all runs, which take an hour, and all evaluations, which take six minutes."""
+    for cell in distinct(cells_of(file)):
+        if isinstance(cell, TrainingCell) and not cell.waits_for:
+            write_run(cell, error=1.0 + cell.seed, training_seconds=3600.0, **of_trainings)
+    for cell in distinct(cells_of(file)):
+        if cell.status == "missing":
+            error = 2.0 + cell.seed * len(cell.row.name)
+            if isinstance(cell, EvaluationCell):
+                add_evaluation(cell, error)
+            else:
+                write_run(cell, error=error, training_seconds=3600.0)
+    table = read(file)
+    return compared(table, summarise(table))
+
+
+def add_evaluation(cell: EvaluationCell, error: float) -> None:
+    commit = git(Path(), "rev-parse", "HEAD") if Path(".git").is_dir() else "abc"
+    hardware = RESULT["hardware"]
+    write_evaluation(cell, error=error, evaluation_seconds=360.0, commit=commit, hardware=hardware)
+
+
+@pytest.mark.parametrize(
+    ("trained", "remark"),
+    [
+        ("before", "networks trained before the plan"),
+        ("after", ""),
+        ("after, dirty", "unknown whether networks were trained before the plan"),
+    ],
+)
+def test_planned_evaluation_says_if_its_networks_were_trained_before(
+    tmp_path: Path, trained: str, remark: str
+) -> None:
+    """An analysis of networks may be planned although they were trained before, as on the page of claims."""
+    git(tmp_path, "init", "-q")
+    commits = {}
+    for name, comparisons in (("before", []), ("after", [OF_EVALUATIONS])):
+        file = write_table(tmp_path, rows=[*ROWS, *EVALUATIONS], comparisons=comparisons)
+        git(tmp_path, "add", "mine.yaml")
+        git(tmp_path, "commit", "-qm", name)
+        commits[name] = git(tmp_path, "rev-parse", "--short=12", "HEAD")
+    commits["after, dirty"] = f"{commits['after']}-dirty"
+    (found,) = answers_of_evaluations(file, commit=commits[trained])
+    assert found.planned is True
+    assert found.remark == remark
 
 
 @pytest.mark.parametrize(
@@ -375,6 +440,115 @@ def test_plan_says_seeds_and_hours_from_the_deviation_that_is_known(tmp_path: Pa
         plan(found, 0, 0.9)
     with pytest.raises(TableError, match="no comparison of this table has a known deviation"):
         plan([], 0.3, 0.9)
+
+
+TAKING = {"name": "c", "overrides": [], "takes": {"optimizer.eps": ["a", "val/error"]}}
+HOURS_OF_A_SEED = {
+    "two networks are evaluated": (OF_EVALUATIONS, 2.2),
+    "one network is evaluated twice": ({**OF_EVALUATIONS, "rows": ["of_b_again"]}, 1.2),
+    "a network is evaluated and compared": ({**OF_EVALUATIONS, "against": "a"}, 1.1),
+    "a row takes a value of another one": ({**APART, "rows": ["c"]}, 3.0),
+    "a run is shown in two columns": (
+        {**APART, "against": "", "columns": ["one"], "against_column": "two"},
+        1.0,
+    ),
+}
+"""A comparison, and the hours of all that one more seed needs, by what it compares."""
+
+
+@pytest.mark.parametrize("what", HOURS_OF_A_SEED)
+def test_plan_has_the_hours_of_all_that_another_seed_needs_once(tmp_path: Path, what: str) -> None:
+    comparison, hours = HOURS_OF_A_SEED[what]
+    columns = {"one": {}, "two": {"metric": "test/novel/error"}}
+    file = write_table(
+        tmp_path,
+        rows=[*ROWS, TAKING, *EVALUATIONS],
+        columns=columns,
+        comparisons=[{"columns": ["one"], **comparison}],
+    )
+    found = answers_of_evaluations(file)
+    (line,) = plan(found, 1.0, 0.8)
+    planned = re.search(r": ([\d,]+) seeds find .*; ([\d.]+) hours for both rows\)$", line)
+    assert planned is not None
+    seeds = int(planned[1])
+    assert float(planned[2]) == pytest.approx(seeds * hours, abs=0.05)
+
+
+def test_comparison_over_seeds_in_place_of_images_is_planned_once(tmp_path: Path) -> None:
+    over_images = {**PAIRS, "unit": "images"}
+    found = answers(tmp_path, [over_images])
+    (line,) = plan(found, 0.3, 0.9)
+    assert line.startswith(OF_PAIRS)
+
+
+ALONE = {**APART, "family": ""}
+IN_TWO_COLUMNS = {"one": {}, "two": {"metric": "val/error"}}
+
+
+def of_two_columns(folder: Path, *comparisons: dict[str, Any]) -> list[Compared]:
+    """Answers in two columns with different p values."""
+    file = write_table(
+        folder, rows=ROWS, seeds=[0, 1, 2], columns=IN_TWO_COLUMNS, comparisons=list(comparisons)
+    )
+    table = read(file)
+    for cell in distinct(expand(table)):
+        error = ERRORS[cell.row.name][cell.seed]
+        write_run(cell, error=error, val={"error": error + 0.1 * cell.seed**2})
+    return compared(table, summarise(table))
+
+
+def test_columns_with_different_metrics_are_not_compared_over_images(tmp_path: Path) -> None:
+    columns = {"columns": ["one"], "against": "", "against_column": "two"}
+    (found,) = of_two_columns(tmp_path, {**PAIRS, **columns, "unit": "images"})
+    assert found.remark == "over seeds alone: the columns have different metrics"
+
+
+def test_columns_of_a_comparison_without_a_family_are_corrected_together(tmp_path: Path) -> None:
+    """They share a panel, whose heading says so."""
+    found = of_two_columns(tmp_path, ALONE)
+    p_values = [answer.difference.p for answer in found]
+    assert [answer.corrected for answer in found] == pytest.approx(holm(p_values))
+    (axis,) = comparison_formats.differences(found).axes
+    assert len(axis.get_yticklabels()) == 2
+
+
+def test_family_with_the_name_of_a_comparison_or_a_number_is_another_one(tmp_path: Path) -> None:
+    others = [{**APART, "name": name, "family": name} for name in ("0", "1", "2")]
+    alone = {**ALONE, "columns": ["one"]}
+    named_alike = {**APART, "name": "other", "family": "apart", "columns": ["two"]}
+    found = of_two_columns(
+        tmp_path, alone, *({**each, "columns": ["one"]} for each in others), named_alike
+    )
+    assert len(found) == 5
+    for answer in found:
+        assert answer.corrected == answer.difference.p
+    titles = [axis.get_title(loc="left") for axis in comparison_formats.differences(found).axes]
+    assert titles == ["apart", "0", "1", "2", "apart"]
+
+
+OF_SEEDS = {
+    "parts of the test set": [{"image_counts": {"test": IMAGES, "test_set": 2 * IMAGES}}] * 2,
+    "pictures that changed": [
+        {"provenance": {"source": "real", "name": "pictures", "sha256": "a"}},
+        {"provenance": {"source": "real", "name": "pictures", "sha256": "b"}},
+    ],
+}
+"""Changes of the records of two seeds that tested other images with the same labels."""
+
+
+@pytest.mark.parametrize("what", OF_SEEDS)
+def test_other_images_with_the_same_labels_are_not_compared_over_images(
+    tmp_path: Path, what: str
+) -> None:
+    """``data.eval_images`` draws others for every seed, and a folder may have other pictures of the same classes."""
+    over_images = {**PAIRS, "unit": "images"}
+    file = write_table(tmp_path, rows=ROWS, seeds=[0, 1], comparisons=[over_images])
+    for cell in cells_of(file):
+        directory = write_run(cell, **OF_SEEDS[what][cell.seed])
+        add_predictions(directory, some_wrong(cell.row.name, cell.seed))
+    table = read(file)
+    with pytest.raises(TableError, match="a against b has runs with different test images"):
+        compared(table, summarise(table))
 
 
 def test_row_that_comparisons_share_is_pooled_once_and_only_with_the_same_pairing(

@@ -13,7 +13,7 @@ from capsule_lab.commands.tables import read_table as read
 from capsule_lab.errors import TableError
 from capsule_lab.statistics import interval_over_clusters, interval_over_images, mcnemar
 from capsule_lab.tables import comparison_formats, formats
-from capsule_lab.tables.comparisons import compared
+from capsule_lab.tables.comparisons import compared, plan
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.summary import Entry, Mean, summarise
 from tests.helpers.commands import Cli
@@ -59,19 +59,23 @@ def write_runs(file: Path, wrong: Wrong = some_wrong, **more: Any) -> list[Entry
     for cell in cells_of(file):
         images = wrong(cell.row.name, cell.fold.index, cell.seed)
         directory = write_run(cell, error=100 * float(images.mean()))
-        labels = (np.arange(IMAGES, dtype=np.int32) + cell.fold.index) % 3
-        arrays = {
-            "label": labels,
-            "prediction": (labels + images) % 3,
-            "margin": -images.astype(np.float32),
-            **more,
-        }
-        entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
-        metrics = directory / "metrics.json"
-        record = json.loads(metrics.read_text())
-        record["predictions"] = entry
-        metrics.write_text(json.dumps(record))
+        add_predictions(directory, cell.fold.index, images, **more)
     return summarise(read(file))
+
+
+def add_predictions(directory: Path, fold: int, wrong: Any, **more: Any) -> None:
+    labels = (np.arange(len(wrong), dtype=np.int32) + fold) % 3
+    arrays = {
+        "label": labels,
+        "prediction": (labels + wrong) % 3,
+        "margin": -wrong.astype(np.float32),
+        **more,
+    }
+    entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
+    metrics = directory / "metrics.json"
+    record = json.loads(metrics.read_text())
+    record["predictions"] = entry
+    metrics.write_text(json.dumps(record))
 
 
 def pooled(row: str, seeds: list[int]) -> Any:
@@ -229,7 +233,7 @@ def test_several_seeds_of_all_folds_are_compared_over_runs_and_images(tmp_path: 
     assert difference.estimate == pytest.approx(100 * differences.mean())
 
 
-def test_without_predictions_of_a_run_seeds_alone_are_compared(tmp_path: Path) -> None:
+def test_without_a_run_of_a_fold_seeds_alone_are_compared(tmp_path: Path) -> None:
     file = table_over_folds(tmp_path, seeds=[0, 1], comparisons=[OVER_IMAGES])
     write_runs(file)
     first, *_ = cells_of(file)
@@ -238,8 +242,53 @@ def test_without_predictions_of_a_run_seeds_alone_are_compared(tmp_path: Path) -
     table = read(file)
     (found,) = compared(table, summarise(table))
     assert found.remark.startswith(
-        "1 runs without a pair; over seeds alone: not all runs have predictions with images"
+        "1 runs without a pair; over seeds alone: not all seeds have the same folds"
     )
+
+
+def remove_run(file: Path, fold: int, seed: int) -> None:
+    """Remove the results of both rows in this fold with this seed."""
+    for cell in cells_of(file):
+        if (cell.fold.index, cell.seed) == (fold, seed):
+            (directory,) = runs.directories.attempts(cell.fingerprint)
+            (directory / "metrics.json").unlink()
+
+
+def test_seeds_with_other_folds_are_not_compared_over_images(tmp_path: Path) -> None:
+    """Folds are stratified, so that pictures listed by class have the same labels in every fold."""
+    file = table_over_folds(tmp_path, seeds=[0, 1], comparisons=[OVER_IMAGES])
+    write_runs(file, label=np.arange(IMAGES, dtype=np.int32) % 3)
+    remove_run(file, fold=2, seed=0)
+    remove_run(file, fold=1, seed=1)
+    table = read(file)
+    (found,) = compared(table, summarise(table))
+    assert found.difference.test == "paired t-test, corrected for overlapping folds"
+    assert found.remark == "over seeds alone: not all seeds have the same folds"
+
+
+def test_seeds_of_other_pictures_have_no_interval_over_images(tmp_path: Path) -> None:
+    """Pictures were added to the folder after the runs of the first seed."""
+    file = table_over_folds(tmp_path, seeds=[0, 1], comparisons=[OVER_IMAGES])
+    write_runs(file)
+    for cell in cells_of(file):
+        if cell.seed == 1:
+            (directory,) = runs.directories.attempts(cell.fingerprint)
+            add_predictions(directory, cell.fold.index, np.zeros(IMAGES + 5, bool))
+    table = read(file)
+    entries = summarise(table)
+    assert mean_of(entries[0]).interval is None
+    (found,) = compared(table, entries)
+    assert found.remark == "over seeds alone: runs were tested on different images"
+    first, *_ = formats._folds(entries)
+    assert first.endswith("; no interval, because runs of a fold were tested on different images")
+
+
+def test_comparisons_of_folds_are_not_planned(tmp_path: Path) -> None:
+    file = table_over_folds(tmp_path, seeds=[0], comparisons=[BY_FOLD])
+    answers = compared(read(file), write_runs(file))
+    message = "^comparisons over folds cannot be planned, .*; expected a table without folds"
+    with pytest.raises(TableError, match=message):
+        plan(answers, 1.0, 0.8)
 
 
 def test_report_names_every_fold(tmp_path: Path) -> None:

@@ -300,6 +300,18 @@ def test_mean_and_published_values_are_formatted(value: Mean | Published, text: 
     assert str(value) == text
 
 
+def test_a_value_that_was_not_reached_has_no_difference_from_a_published_one(table_file) -> None:
+    column = {"label": "seconds", "metric": "time_to_accuracy/99/seconds", "statistic": "median"}
+    rows = [{"name": "a", "overrides": [], "published": 60}]
+    file = table_file(rows=rows, seeds=[0], columns={"seconds": column})
+    (cell,) = cells_of(file)
+    write_run(cell, time_to_accuracy={"99/seconds": None})
+    (entry,) = entries_of(file)
+    assert entry.difference is None
+    assert shown(entry)["ours"] == "not reached"
+    assert shown(entry)["difference"] == ""
+
+
 @pytest.mark.parametrize(
     ("seconds", "text", "count"),
     [

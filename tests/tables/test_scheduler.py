@@ -168,6 +168,27 @@ def test_budget_too_short_for_any_step_is_an_error(table_file, jobs: int) -> Non
         Slice(file, jobs).run()
 
 
+class Resumed(Slice):
+    """Resumes runs that were interrupted, which removes the records of their interruption."""
+
+    def _run(self, cell: Any) -> str | None:
+        lock._record_file(cell.fingerprint).unlink()
+        return super()._run(cell)
+
+
+def test_budget_in_which_an_interrupted_run_made_steps_is_no_error(
+    table_file, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "capsule_lab")
+    file = table_file(rows=[LAST], seeds=[0])
+    (cell,) = cells_of(file)
+    interrupted = lock.LockRecord("1", None, "stopped by SIGINT")
+    lock._write_record(cell.fingerprint, interrupted)
+    Resumed(file, 1, steps=40).run()
+    message = f"mine: 0 of 1 runs complete, 1 paused, 0 not started{LEFT}"
+    assert caplog.messages[-1] == message
+
+
 def test_earlier_failure_outside_the_budget_is_no_error(
     table_file, caplog: pytest.LogCaptureFixture
 ) -> None:

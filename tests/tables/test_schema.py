@@ -196,7 +196,17 @@ def test_single_row_and_seed_need_no_list() -> None:
     assert table.seeds == (0,)
 
 
+def test_name_that_is_a_number_needs_no_list(table_file) -> None:
+    columns = {"99.5": {}, "y": {"metric": "val/error"}}
+    selected = select(read(table_file(columns=columns)), columns=99.5)
+    assert names(selected.columns) == ["99.5"]
+
+
 WRONG_SELECTIONS = [
+    ({"rows": 1.5}, "rows: 1.5 is not in smoke; Options: "),
+    ({"rows": {"dynamic": 1}}, "rows: {'dynamic': 1} is not in smoke; "),
+    ({"seeds": 1.5}, "seeds is 1.5; expected a list of whole numbers"),
+    ({"seeds": {0: 1}}, "seeds is {0: 1}; expected a list of whole numbers"),
     ({"rows": ["dynamc"]}, "rows: dynamc is not in smoke; did you mean dynamic?"),
     ({"rows": "dynamc"}, "rows: dynamc is not in smoke; did you mean dynamic?"),
     ({"rows": []}, "rows is empty; expected some of "),
@@ -255,6 +265,8 @@ WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     (with_row(published=[1.0, math.nan]), f"row a|published|nan|{NUMBERS}"),
     (with_row(name="a (b), c"), f"name|'a (b), c'|{NAME}"),
     (with_row(name="../a"), f"name|'../a'|{NAME}"),
+    (with_row(label=""), "row a|label is ''|expected text"),
+    ({"columns": {"x": {"label": ""}}}, "column x|label is ''|expected text"),
     (with_row(takes={"seed": "b"}), "row a|takes|expected key: [row, metric]"),
     (with_row(evaluate=[]), f"row a|{TOGETHER}"),
     (of_rows(ROW, ROW), "two rows have the same name|a, a|expected"),
