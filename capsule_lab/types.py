@@ -173,17 +173,19 @@ class Batch(NamedTuple):
 
 
 class TrainingData(NamedTuple):
-    """The data that a network was trained on, for tests of it.
+    """The data that a network was trained on, for evaluations of it.
 
     Attributes:
         options: options of its DataModule.
         provenance: its provenance.
-        path_is_given: whether the test names its data or their path, so that they may be others.
+        now: options of the evaluation.
+        is_elsewhere: whether the evaluation names other data, or another path, which may have the same data.
     """
 
     options: Mapping[str, Any]
     provenance: Mapping[str, Any]
-    path_is_given: bool
+    now: Mapping[str, Any]
+    is_elsewhere: bool
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ class RunnableCommand(Command):
                 with interruptible():
                     check_options(config, self)
                     check_required(config, self)
+                    self._find_last(config)
                     self.check(config)
                     self._run(self.options.read(config))
             except BrokenPipeError:  # Hydra would print the overrides
@@ -115,6 +116,12 @@ class RunnableCommand(Command):
             hydra.main(
                 version_base="1.3", config_path=str(folders.conf_dir()), config_name=self.name
             )(job)()
+
+    def _find_last(self, config: DictConfig) -> None:
+        """Replace ``last`` of a configuration file, which ``with_last_run`` does not see."""
+        for key in self.runs:
+            if OmegaConf.select(config, key) == "last":
+                OmegaConf.update(config, key, str(_last_run()))
 
     def _exit_if_user_error(self, error: Exception) -> None:
         message = user_message(error, self, sys.argv[1:])

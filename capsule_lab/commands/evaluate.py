@@ -277,8 +277,10 @@ def result_file(
     }
     other |= limits or {}
     other |= {"couplings": "equal"} if result.get("couplings") == "equal" else {}
-    options = "".join(f"-{key}={value}" for key, value in other.items())
-    options = re.sub(r"(?<=\d)/(?=\d)", "_", options)
+    options = ""
+    for key, value in other.items():
+        is_fraction = re.fullmatch(r"\d+/\d+", str(value))
+        options += f"-{key}={str(value).replace('/', '_') if is_fraction else value}"
     named = re.sub(r"[^\w.,=+-]", "_", options, flags=re.ASCII)[
         :120
     ]  # ours: a file name has at most 255 bytes

@@ -196,17 +196,22 @@ def build_trainer(
 
 
 def _check_processes(trainer: Any) -> None:
-    """Raise a ``ConfigError`` if SLURM or torchrun started fewer processes than the run has devices.
+    """Raise a ``ConfigError`` if SLURM or torchrun has another number of processes than the run has devices.
 
     Lightning then starts none itself, and would train with a part of each batch, on a part of the devices.
     """
+    from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if not isinstance(environment, (SLURMEnvironment, TorchElasticEnvironment)):
+        return
     per_node = trainer.num_devices
     expected = per_node * trainer.num_nodes
     if trainer.world_size == expected:
         return
     raise ConfigError(
-        f"trainer.devices is {per_node} and trainer.num_nodes is {trainer.num_nodes}, but SLURM or torchrun started "
-        f"{trainer.world_size} of {expected} processes; expected one for each device: start them with "
+        f"trainer.devices is {per_node} and trainer.num_nodes is {trainer.num_nodes}, but SLURM or torchrun has "
+        f"{trainer.world_size} processes; expected {expected}, one for each device: start them with "
         f"srun --ntasks-per-node={per_node} or torchrun --nproc-per-node={per_node}, or unset SLURM_NTASKS, and "
         "Lightning starts those of one node"
     )

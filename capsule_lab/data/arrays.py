@@ -39,7 +39,7 @@ from capsule_lab.data.own_pictures import AbstractOwnPictures
 from capsule_lab.data.sources import AbstractSource
 from capsule_lab.errors import ConfigError, DataError
 from capsule_lab.system.files import expanded
-from capsule_lab.types import DataSpec
+from capsule_lab.types import DataSpec, TrainingData
 
 log = logging.getLogger(__name__)
 
@@ -367,7 +367,7 @@ class ArraysDataModule(AbstractOwnPictures):
     """
 
     real_source: ArraySource
-    facts_of_draw = ("images", "sha256")
+    options_of_draw = ("images", "labels", "groups")
 
     def __init__(
         self,
@@ -421,6 +421,9 @@ class ArraysDataModule(AbstractOwnPictures):
     def stored_arrays(self, path: Path) -> Tensor:
         source = self.real_source
         return read_images(path, self.spec.image_shape, source.images, source.axes, source.limits)
+
+    def facts_of_draw(self, training: TrainingData) -> Sequence[str]:
+        return ("images", "sha256")
 
     def has_test_pictures(self) -> bool:
         return bool((self.real_source.parts == "test").any())

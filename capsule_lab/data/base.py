@@ -252,7 +252,7 @@ class AbstractDataModule(L.LightningDataModule):
         from capsule_lab.data.formats.array_images import read_images
 
         channels, *size = self.spec.image_shape
-        height, width = self.input_form.get("size", size)  # before a crop, or on a smaller canvas
+        height, width = self.input_form.get("size", size)  # before a crop
         return read_images(path, (channels, height, width))
 
     def load(self, *, train: bool) -> Images:

@@ -22,7 +22,7 @@ from capsule_lab.data.loader import Images, Rows
 from capsule_lab.data.own_pictures import AbstractOwnPictures
 from capsule_lab.errors import check_choice, check_number, size_option
 from capsule_lab.system.files import expanded
-from capsule_lab.types import DataSpec
+from capsule_lab.types import DataSpec, TrainingData
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,6 @@ class PictureFolder(AbstractOwnPictures):
     """
 
     real_source: PackedFolder
-    # not the hash of the pixels, which depend on how pictures are fitted and decoded
-    facts_of_draw = ("pictures", "labels_sha256", "groups_sha256")
 
     def __init__(
         self,
@@ -158,6 +156,17 @@ class PictureFolder(AbstractOwnPictures):
     def _group_file(self) -> GroupFile:
         path = self.real_source.root / expanded(self.groups or "")
         return read_groups(path, self._listed_files())
+
+    def facts_of_draw(self, training: TrainingData) -> Sequence[str]:
+        facts = ["pictures", "left_out", "labels_sha256", "groups_sha256"]
+        before, now = training.options, training.now
+        # the hash is of pixels
+        is_prepared_alike = all(
+            before.get(name) == now.get(name) for name in ("size", "fit", "background")
+        )
+        if training.is_elsewhere or is_prepared_alike:
+            facts.append("sha256")
+        return facts
 
     def _listed_files(self) -> list[str]:
         return [picture.file for picture in self.real_source.listing.files]

@@ -6,6 +6,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from pathlib import PurePath
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -32,11 +33,13 @@ from capsule_lab.data.transforms import (
     transform_each,
 )
 from capsule_lab.errors import DataError, check_number, one_line
+from capsule_lab.types import TrainingData
 
 log = logging.getLogger(__name__)
 
 _FEW = 1000  # ours: our networks overfit on fewer training pictures
 _SPLIT_SEED = 0  # ours: test and validation pictures must not change with the seed of a run
+_OF_TEST = ("test_share", "folds", "fold")  # options that decide which pictures are tested
 _MIRROR = 2  # stream of its random draws, after those of the shift
 
 
@@ -61,8 +64,8 @@ class AbstractOwnPictures(AbstractDataModule):
     """
 
     validations = ("stratified", "none")
-    facts_of_draw: ClassVar[tuple[str, ...]] = ()
-    """Names of the facts in the provenance that decide, besides options, which pictures are drawn for the test."""
+    options_of_draw: ClassVar[tuple[str, ...]] = ()
+    """Further options that decide which pictures are drawn for the test."""
 
     def __init__(
         self,
@@ -111,6 +114,10 @@ class AbstractOwnPictures(AbstractDataModule):
     def is_validation(self, images: Images) -> npt.NDArray[np.bool_]:
         """Return for each training picture whether it is given apart for validation, as an array of bool."""
 
+    def facts_of_draw(self, training: TrainingData) -> Sequence[str]:
+        """Return names of facts in the provenance that decide which pictures are drawn, and are those of a training."""
+        return ()
+
     def groups_of(self, images: Images) -> Groups | None:
         """Return the group of each image, such as its patient, ``(n,)`` of text or numbers; ``None`` without groups.
 
@@ -154,6 +161,7 @@ class AbstractOwnPictures(AbstractDataModule):
         is_val = self.is_validation(images)
         if is_val.any():
             return np.flatnonzero(~is_val), np.flatnonzero(is_val)
+        self._check_draw((*_OF_TEST, "validation", "validation_share"))
         return self._hold_out(
             images,
             self.validation_share,
@@ -223,55 +231,50 @@ class AbstractOwnPictures(AbstractDataModule):
 
     def _setup_test(self) -> None:
         if not self.has_test_pictures():
-            self._check_drawn_test()
+            is_of_training = self._check_draw(_OF_TEST)
+            if self.training and not is_of_training and self.test_share != 1:
+                log.warning(
+                    "only the share of these pictures that a training would leave for the test is tested; "
+                    "data.test_share=1 tests all of them, if none was trained on"
+                )
         super()._setup_test()
         groups = self.groups_of(self.sets["test"])
         if groups is not None:
             self.test_clusters = np.unique(groups, return_inverse=True)[1]
 
-    def _check_drawn_test(self) -> None:
-        """Log what a test on other pictures leaves out; refuse one that may be on pictures of the training."""
+    def _check_draw(self, options: Sequence[str]) -> bool:
+        """Refuse to draw pictures of a training for its evaluation; return whether these are pictures of the training.
+
+        ``options`` decide which pictures are drawn.
+        """
         training = self.training
         if training is None:
-            return
-        changed = self._changed_facts(training.provenance)
-        if training.path_is_given and "sha256" in changed:
-            if self.test_share != 1:
-                log.warning(
-                    "only the share of these pictures that a training would leave for the test is tested; "
-                    "data.test_share=1 tests all of them, if none was trained on"
-                )
-            return
-        if changed & {*self.facts_of_draw}:
+            return False
+        changed = self._changed_facts(training)
+        if training.is_elsewhere and changed:
+            return False
+        if changed:
             raise DataError(
-                "pictures, labels or groups changed since the training, so that others would be drawn for the test, "
-                "some of which were trained on; restore them, or test other pictures by data.path=… data.test_share=1"
+                "pictures, labels or groups changed since the training, so that others would be drawn, some of which "
+                "were trained on; restore them, or test other pictures by data.path=… data.test_share=1"
             )
-        self._check_same_draw(training.options)
+        for name in (*options, *self.options_of_draw):
+            before, now = training.options.get(name), training.now.get(name)
+            if _comparable(name, now) != _comparable(name, before):
+                raise DataError(
+                    f"data.{name} is {_shown(now)}, but {_shown(before)} in the training, so that pictures of the "
+                    "training would be tested; expected the same, or data.path=… of other pictures"
+                )
+        return True
 
-    def _changed_facts(self, before: Mapping[str, Any]) -> set[str]:
-        """Return the names of facts of the provenance that differ from those before, except for names of files."""
+    def _changed_facts(self, training: TrainingData) -> set[str]:
+        """Return the names of facts of the provenance that differ from the training, except for names of files."""
         changed = set()
-        for key in {"sha256", *self.facts_of_draw}:
-            if _without_names(self.provenance.get(key)) != _without_names(before.get(key)):
+        for key in self.facts_of_draw(training):
+            before, now = training.provenance.get(key), self.provenance.get(key)
+            if _without_names(now) != _without_names(before):
                 changed.add(key)
         return changed
-
-    def _check_same_draw(self, options: Mapping[str, Any]) -> None:
-        """Raise a ``DataError`` if other pictures are drawn for the test than with the options of the training."""
-        share = options.get("test_share", self.test_share)
-        before = {
-            "test_share": parse_share(share, "data.test_share"),
-            "folds": options.get("folds"),
-            "fold": options.get("fold"),
-        }
-        for name, value in before.items():
-            now = getattr(self, name)
-            if now != value:
-                raise DataError(
-                    f"data.{name} is {now}, but {value} in the training, so that pictures of the training would be "
-                    "tested; expected the same, or data.path=… of other pictures"
-                )
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
@@ -287,6 +290,19 @@ class AbstractOwnPictures(AbstractDataModule):
 def _without_names(fact: Any) -> Any:
     """Return a fact of the provenance; of hashes by file, the hashes."""
     return sorted(fact.values()) if isinstance(fact, Mapping) else fact
+
+
+def _comparable(name: str, value: Any) -> Any:
+    """Return the value of an option, the same for all spellings of a share, and for a file in all folders."""
+    if value is None:
+        return None
+    if name.endswith("share"):
+        return parse_share(value, f"data.{name}")
+    return PurePath(value).name if isinstance(value, str) else value
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)
 
 
 def _check_fold(folds: int | None, fold: int | None) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
+import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,11 +34,10 @@ BATCHES = (1, 7, 64)  # ours: one image, an odd number, a usual batch
 TOLERANCE = 1e-5  # ours: float32 in another order of sums differs by 1e-6
 # parts of the configuration that a file keeps; the others name folders of the machine that trained the network
 _RECORDED = (*BUILT, "seed", "trainer")
-_PATHS = (
-    "path",
-    "labels",
-    "groups",
-)  # of own pictures, also relative to the folder of the training
+_FOLDERS = re.compile(
+    r"(?<![^\s=:,\[{'\"])(?:file:/{0,2})?(?:~[^/\s]*|\.\.)?/(?!/)(?:[^\s,\]}'\"/]+/)*"
+)
+"""The folders of a path within the text of a list or a mapping, or of an address of a file."""
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +75,9 @@ class ExportedNetwork(nn.Module):
 
 
 def without_folders(value: Any, key: str) -> Any:
-    """Return a value of a configuration with the last part of each path, which may be in a list or a mapping.
+    """Return a value of a configuration without folders outside of the data, also in a list or a mapping.
 
-    A path is an absolute one, or any value of ``path``, ``labels`` or ``groups``.
+    Of ``path`` and of paths that begin elsewhere, the last part is left; files of labels may be in folders of the data.
     """
     if isinstance(value, dict):
         return {name: without_folders(item, name) for name, item in value.items()}
@@ -85,8 +86,22 @@ def without_folders(value: Any, key: str) -> Any:
     if not isinstance(value, str):
         return value
     path = PurePath(value)
-    is_path = key in _PATHS or path.is_absolute() or value.startswith("~")
-    return path.name if is_path else value
+    begins_elsewhere = path.is_absolute() or value.startswith("~") or ".." in path.parts
+    return path.name if key == "path" or begins_elsewhere else value
+
+
+def published_command(command: str) -> str:
+    """Return a command without folders of this machine: of each path in it, the last part is left."""
+    return shlex.join(map(_published, shlex.split(command)))
+
+
+def _published(argument: str) -> str:
+    key, equals, value = argument.partition("=")
+    if not equals:
+        return argument
+    plain = value.strip("\"'")
+    name = without_folders(plain, key.rpartition(".")[2])
+    return f"{key}={_FOLDERS.sub('', value) if name == plain else name}"
 
 
 def record_of(run: runs.Run) -> dict[str, Any]:
@@ -198,7 +213,7 @@ def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
         "error": None if error is None else round(error, 4),
         "reconstruction": test.get("reconstruction"),
         "seconds": round(run.seconds),
-        "command": metrics.get("command"),
+        "command": published_command(metrics.get("command") or "") or None,
         "commit": metrics.get("commit"),
         "url": None,
     }

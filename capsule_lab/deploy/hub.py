@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from capsule_lab import runs
-from capsule_lab.deploy.export import complete_test, record_of, without_folders
+from capsule_lab.deploy.export import complete_test, published_command, record_of
 from capsule_lab.errors import RunError
 from capsule_lab.runs.directories import PUBLISHED_WEIGHTS
 from capsule_lab.runs.files import json_text, write_text
@@ -131,19 +131,11 @@ def _training(run: runs.Run, record: dict[str, Any], metrics: dict[str, Any]) ->
         yield f"Classes: {', '.join(run.spec.classes)}"
     yield f"Steps: {run.step:,} in {run.seconds / 60:.1f} minutes"
     if metrics:
-        command = shlex.join(["capsule-lab", "train", *map(_published, metrics["overrides"])])
+        command = published_command(shlex.join(["capsule-lab", "train", *metrics["overrides"]]))
         version = metrics["versions"]["capsule-lab"]
         yield f"Command: `{command}`, seed {metrics['seed']}"
         yield f"Hardware: {metrics['hardware']}"
         yield f"Version: capsule-lab {version}, commit {metrics['commit']}"
-
-
-def _published(override: str) -> str:
-    """Return ``key=value`` without folders of this machine."""
-    key, _, quoted = override.partition("=")
-    value = quoted.strip("\"'")
-    name = without_folders(value, key.rpartition(".")[2])
-    return override if name == value else f"{key}={name}"
 
 
 _CODE = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
@@ -16,8 +16,8 @@ def _ended() -> str:
     return "ended"
 
 
-def _unknown() -> bool:
-    return False
+def _unknown() -> Mapping[str, Any]:
+    return {}
 
 
 class Job(NamedTuple):
@@ -30,7 +30,7 @@ class Job(NamedTuple):
     environment: Mapping[str, str] = {}  # additional variables
     in_tables: bool = True  # whether tables find its result: not with train.directory or ckpt
     outcome: Callable[[], str] = _ended  # describes the result once it has ended, for messages
-    has_record: Callable[[], bool] = _unknown  # whether it is finished or paused, as files say
+    record: Callable[[], Mapping[str, Any]] = _unknown  # of the latest finished or paused run
     to_continue: str = "the same command continues"  # after the sweep was stopped, for messages
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -59,8 +59,9 @@ class GridSweeper(Sweeper):
         failed = []
         for job, is_finished in zip(jobs, finished, strict=True):
             error = failures.get(job.fingerprint)
-            # another process may have finished a run of the tables
-            if error and not (is_finished and job.in_tables):
+            # another process may have finished a run of the tables, or an earlier command one that is resumed
+            may_be_older = job.in_tables or job.config.train.resume
+            if error and not (is_finished and may_be_older):
                 failed.append(f"{job.name}: {error}")
         if failed:
             raise RunError(f"{len(failed)} of {len(jobs)} runs failed: {'; '.join(failed)}")
@@ -76,9 +77,8 @@ class GridSweeper(Sweeper):
         if not config.train.resume:
             to_continue = "the same command with train.resume=true continues"
 
-        def has_record() -> bool:
-            _, record = recorded_run(config)
-            return bool(record)
+        def record() -> Mapping[str, Any]:
+            return recorded_run(config)[1]
 
         return Job(
             shlex.join(overrides),
@@ -86,7 +86,7 @@ class GridSweeper(Sweeper):
             config,
             fingerprint,
             in_tables=in_tables,
-            has_record=has_record,
+            record=record,
             to_continue=to_continue,
         )
 
@@ -103,8 +103,9 @@ def _check_distinct(batch: Sequence[list[str]], configs: Sequence[DictConfig]) -
             _, own = differences(pair)
             first, second = map(shlex.join, own if any(own) else pair)
             raise ConfigError(
-                f"{first} and {second} differ in nothing that affects a result, so that -m cannot tell their runs "
-                "apart; expected separate commands, each with its own train.directory=…"
+                f"{first} and {second} have the same configuration hash, which leaves out ckpt, directories, "
+                "loggers and what affects no result, so that -m cannot tell their runs apart; expected separate "
+                "commands, each with its own train.directory=…"
             )
         seen[fingerprint] = overrides
 

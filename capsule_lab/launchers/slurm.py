@@ -48,6 +48,7 @@ class SlurmLauncher:
         """
         # it warns where SLURM has no accounting
         logging.getLogger("submitit").setLevel(logging.ERROR)
+        before = [job.record() for job in jobs]
         submitted = self._submit(jobs)
         first = submitted[0]
         log.info(
@@ -59,14 +60,16 @@ class SlurmLauncher:
                 log_file = str(of_slurm.task(0).paths.stdout)
                 lock.record_queued(job.fingerprint, of_slurm.job_id, log_file)
         failures: dict[str, str | None] = {}
-        for job, of_slurm in zip(jobs, submitted, strict=True):
+        for job, of_slurm, earlier in zip(jobs, submitted, before, strict=True):
             while slurm.in_queue(of_slurm.job_id):
                 time.sleep(_POLL_SECONDS)
             left = len(jobs) - len(failures) - 1
             log.info("%s: %s; %d of %d left", job.name, job.outcome(), left, len(jobs))
             ended = f"job {of_slurm.job_id} ended without a result"
             error = f"{ended}; its log is {of_slurm.task(0).paths.stderr}"
-            failures[job.fingerprint] = None if job.has_record() else error
+            record = job.record()
+            is_new = bool(record) and record != earlier
+            failures[job.fingerprint] = None if is_new else error
         return failures
 
     def _submit(self, jobs: Sequence[Job]) -> list[submitit.Job[None]]:

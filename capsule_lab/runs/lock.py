@@ -176,15 +176,17 @@ def record_queued(fingerprint: str, job: str, log: str) -> None:
 def is_alive(directory: Path, beat: Heartbeat | None) -> bool:
     """Return whether a process trains in a run directory: it holds a lock or, elsewhere, has a recent heartbeat.
 
-    The lock of a configuration is that of its latest run. Locks are not visible from other machines on every file
-    system.
+    The lock of a configuration is that of its latest run, or of one with a recent heartbeat. Locks are not visible from
+    other machines on every file system.
     """
     if _is_held(directory / ".lock"):
         return True
     fingerprint = hash_in(directory)
     if fingerprint is not None and is_locked(fingerprint):
-        latest = attempts(fingerprint)[:1]
-        if directory in latest:
+        tried = attempts(fingerprint)
+        is_latest = directory in tried[:1]
+        # an earlier one trains if it is named by ckpt or train.directory
+        if is_latest or (directory in tried and beat is not None and is_recent(beat)):
             return True
     return beat is not None and beat.host != socket.gethostname() and is_recent(beat)
 

@@ -17,6 +17,7 @@ from capsule_lab.runs import checkpoints, directories, ready_weights, results
 from capsule_lab.runs.select_run import locate
 from capsule_lab.runs.trust import check_targets, packages_of, plain_value, refuses_pickles
 from capsule_lab.system.discovery import entries_of
+from capsule_lab.system.files import expanded
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -125,16 +126,22 @@ class Run:
                 f"classify; {command} expects a network that does{instead and f': {instead}'}"
             )
 
-    def build_data(self) -> AbstractDataModule:
+    def build_data(self, options: Mapping[str, Any] | None = None) -> AbstractDataModule:
         """Build the DataModule of training without its files, as predictions need it.
+
+        Args:
+            options: data options that differ from training.
 
         Raises:
             RunError: if the configuration in the file does not allow it.
         """
         from capsule_lab.config import build  # torch and Lightning
 
+        config = self.config
+        if options:
+            config = OmegaConf.create({"data": self.data_config(options)})
         try:
-            data: AbstractDataModule = build.build_data(self.config)
+            data: AbstractDataModule = build.build_data(config)
             data.use_spec(self.spec)
         except Exception as error:  # any type, for a record that was changed
             raise _cannot_be_rebuilt(f"{self.checkpoint} has data that", error) from error
@@ -162,9 +169,12 @@ class Run:
             check_has_no_pickles(data)
         data.use_spec(self.spec)
         data.prepare_data()
-        path_is_given = bool({"_target_", "path"} & options.keys())
-        data.training = TrainingData(self.config.data, self.provenance, path_is_given)
-        if not path_is_given:
+        is_given = bool({"_target_", "path"} & options.keys())
+        before, now = to_container(self.config.data), to_container(config.data)
+        data.training = TrainingData(
+            before, self.provenance, now, is_elsewhere=is_given and not _same_path(before, now)
+        )
+        if not is_given:
             instead = "choose other data with data=<name>"
             checkpoints.check_same_source(
                 self.checkpoint, self.provenance, data.provenance, instead
@@ -209,6 +219,15 @@ class Run:
         """
         for name, stored in stored_batches(self.data, split):
             yield self.data.transform_batch(stored, "val" if name == "train" else name)
+
+
+def _same_path(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether two configurations of data name the same path."""
+    paths = [options.get("path") for options in (before, now)]
+    if None in paths:
+        return False
+    first, second = (expanded(str(path)).resolve() for path in paths)
+    return first == second
 
 
 class _Sizes(NamedTuple):

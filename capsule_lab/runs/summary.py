@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from rich.markup import escape
 
 from capsule_lab.config import presets
+from capsule_lab.errors import RunError
 from capsule_lab.runs.directories import (
     config_hash,
     continues_another,
@@ -139,7 +140,10 @@ def listed(names: Sequence[str], configs: Sequence[DictConfig]) -> tuple[str, li
     rows = [("", "test error", "minutes", "run")]
     finished = []
     for name, config in zip(names, configs, strict=True):
-        directory, result = recorded_run(config)
+        try:
+            directory, result = recorded_run(config)
+        except RunError:  # its ckpt was removed meanwhile
+            directory, result = None, {}
         minutes = result.get("training_seconds", 0) / 60
         run = str(as_typed(directory)) if directory and "test" in result else "not finished"
         rows.append((name, _test_error(result), f"{minutes:.1f}", run))

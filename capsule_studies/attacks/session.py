@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -116,11 +116,14 @@ def check_same_data(run: Run, other: Run) -> None:
         )
 
 
-def check_same_input(images: StudyImages, other: Run) -> None:
-    """Check that the network of another run was trained on images that are preprocessed like ``images``."""
-    data: Any = other.build_data()
-    if type(data) is not type(images.data):  # data that neither network was trained on
+def check_same_input(images: StudyImages, other: Run, options: Mapping[str, Any]) -> None:
+    """Check that the network of another run was trained on images that are preprocessed like ``images``.
+
+    ``options`` are those of the data that differ from the training of the attacked run.
+    """
+    if "_target_" in options:  # data that neither network was trained on
         return
+    data: Any = other.build_data(options)
     name, stored = images.stored[0]
     seen = data.unpaired_batch(stored, name).images
     if not torch.equal(seen, images.seen[0].images):

@@ -183,7 +183,7 @@ def _attacked(setting: StudyInput[AttackOptions]) -> StudyResult:
     baseline = _open_other(options.baseline, options.trust, run)
     images = StudyImages(setting.data, options.split, setting.device)
     for other in filter(None, (source, baseline)):
-        session.check_same_input(images, other)
+        session.check_same_input(images, other, setting.data_options)
     attacked = session.AttackedRun(
         run, images, options.space, source=source, couplings=options.couplings
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab import runs
-from capsule_lab.deploy.export import complete_test
+from capsule_lab.deploy.export import complete_test, published_command
 from capsule_lab.errors import RunError
 from capsule_lab.networks import EMCaps
 from capsule_lab.networks.base import AbstractCapsuleNetwork, reconstructs
@@ -169,7 +169,7 @@ def _record(run: runs.Run) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in run.network.parameters()),
         "data": run.provenance["name"],
         "error": metrics.get("error"),
-        "command": metrics.get("command"),
+        "command": published_command(metrics.get("command") or "") or None,
     }
 
 

@@ -179,4 +179,4 @@ def test_groups_of_other_commands_are_refused_in_one_sentence(
     cli: Cli, overrides: list[str]
 ) -> None:
     refused = one_sentence(cli("dataset", *overrides))
-    assert "data does not exist; Options: directory, name, " in refused
+    assert "data does not exist; Options: directory, groups, labels, name, " in refused

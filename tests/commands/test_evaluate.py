@@ -210,9 +210,9 @@ def test_name_of_the_result_file_has_the_options_and_no_path(trained: Trained) -
     assert len(names) == 2 * len(values)
     of_paths = {
         result_file(run, "test", {"path": path}, {"provenance": {"source": "standin"}})
-        for path in ("/d/a/b.npz", "/d/a_b.npz")
+        for path in ("/d/20/5.npz", "/d/20_5.npz", "/d/a/b.npz")
     }
-    assert len(of_paths) == 2
+    assert len(of_paths) == 3
 
 
 def test_limited_evaluation_has_a_file_of_its_own(cli: Cli, a_copy: Path) -> None:

@@ -138,7 +138,7 @@ def test_fewer_processes_than_devices_are_refused(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     config = compose("train", [*overrides, *ON_CPU])
-    message = r"^trainer\.devices is .* started 1 of 4 processes; .* srun --ntasks-per-node="
+    message = r"^trainer\.devices is .* has 1 processes; expected 4, .* srun --ntasks-per-node="
     with pytest.raises(ConfigError, match=message):
         build.build_trainer(config.trainer)
 

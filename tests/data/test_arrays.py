@@ -815,7 +815,8 @@ OPTIONS = [
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps on arrays of three classes, in colour; for reading only."""
     folder = tmp_path_factory.mktemp("arrays")
-    path = save(f"{folder}/a.npz", images=COLOUR.transpose(0, 2, 3, 1), labels=NAMES)
+    others = {"other": NAMES[::-1], "patient": np.arange(NUMBER) // 2}
+    path = save(f"{folder}/a.npz", images=COLOUR.transpose(0, 2, 3, 1), labels=NAMES, **others)
     config = compose("train", [*TINY_CNN, *TINY_DATA, *OPTIONS, f"data.path={path}"])
     train(config, folder / "run")
     return folder / "run"
@@ -999,7 +1000,7 @@ def test_all_images_of_another_file_can_be_tested(
     assert drawn["image_counts"]["test"] < NUMBER
     caplog.clear()
     with pytest.raises(
-        ConfigError, match=r"data.test_share is 1, but 1/5 in the training, so that pictures of the"
+        ConfigError, match=r"data.test_share is 1.0, but 1/5 in the training, so that pictures of"
     ):
         evaluate(opened, data={"test_share": 1.0})
     every = evaluate(opened, data={"path": path, "test_share": 1.0})
@@ -1007,9 +1008,11 @@ def test_all_images_of_another_file_can_be_tested(
     assert "test_share" not in caplog.text
 
 
-REDRAWN = {
+REDRAWN: dict[str, dict[str, Any]] = {
     "data.test_share is 1/2, but 1/5 in the training": {"test_share": "1/2"},
-    "data.folds is 4, but None in the training": {"folds": 4, "fold": 0},
+    "data.folds is 4, but null in the training": {"folds": 4, "fold": 0},
+    "data.groups is patient, but null in the training": {"groups": "patient"},
+    "data.labels is other, but null in the training": {"labels": "other"},
 }
 
 
@@ -1021,6 +1024,8 @@ def test_pictures_of_the_training_are_not_drawn_for_a_test(run: Path) -> None:
         for place in ({}, {"path": path}, {"path": elsewhere}):
             with pytest.raises(ConfigError, match=f"^data: {message}, so that pictures of the"):
                 evaluate(opened, data={**place, **options})
+    with pytest.raises(ConfigError, match=r"^data: data.validation_share is 1/2, but 1/.* in the"):
+        evaluate(opened, "val", data={"validation_share": "1/2"})
     same = evaluate(opened, data={"path": elsewhere, "test_share": 0.2})
     assert same["test"] == evaluate(opened)["test"]
 
@@ -1044,8 +1049,9 @@ def test_files_that_changed_since_the_training_are_not_tested(run: Path) -> None
     try:
         more = np.concatenate([COLOUR[:5], COLOUR])
         save(str(before), images=more.transpose(0, 2, 3, 1), labels=np.append(NAMES[:5], NAMES))
-        with pytest.raises(ConfigError, match=r"changed since the training, so that others would"):
-            evaluate(opened)
+        for place in ({}, {"path": str(before)}):
+            with pytest.raises(ConfigError, match=r"changed since the training, so that others"):
+                evaluate(opened, data={**place, "test_share": 1.0})
     finally:
         before.write_bytes(kept)
 

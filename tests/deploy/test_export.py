@@ -13,7 +13,7 @@ import torch
 from capsule_lab import runs
 from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.deploy import export as module
-from capsule_lab.deploy.export import ExportedNetwork, export
+from capsule_lab.deploy.export import ExportedNetwork, export, published_command
 from capsule_lab.errors import MissingPackageError, RunError
 from capsule_lab.layers import PrimaryCapsules
 from capsule_lab.networks import CapsNet, EfficientCapsNet
@@ -180,6 +180,23 @@ def test_command_exports_weights_with_their_entry_of_the_index(cli: Cli, trained
     _, brace, rest = ended.out.partition("{")
     entry = json.loads(brace + rest)["tiny"]
     assert entry["bytes"] == Path("tiny.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("command", "published"),
+    [
+        ("a train seed=1 data.test_share=1/5", "a train seed=1 data.test_share=1/5"),
+        ("a data.path=/home/me/p.npz", "a data.path=p.npz"),
+        ("a data.path=me/p.npz data.labels=part/l.csv", "a data.path=p.npz data.labels=part/l.csv"),
+        ("a 'data={path: /home/me/p, labels: [/home/me/l]}'", "a 'data={path: p, labels: [l]}'"),
+        ("""a "data.path='/home/me too/p'" """, "a data.path=p"),
+        ("a logger.mlflow.tracking_uri=file:/home/me/runs", "a logger.mlflow.tracking_uri=runs"),
+        ("a train.start_from=../me/run ckpt=~/me/a.ckpt", "a train.start_from=run ckpt=a.ckpt"),
+        ("a logger.wandb.url=https://here/me", "a logger.wandb.url=https://here/me"),
+    ],
+)
+def test_published_command_names_no_folder(command: str, published: str) -> None:
+    assert published_command(command) == published
 
 
 def test_weights_have_the_name_by_which_they_are_read(cli: Cli, trained: Trained) -> None:

@@ -226,7 +226,7 @@ def test_runs_of_one_configuration_are_refused_before_a_run(
 ) -> None:
     """The hash of a configuration identifies its lock, its log and its result."""
     message = one_sentence(cli("train", "-m", *varied, *SMOKE))
-    assert message.startswith(f"{named} differ in nothing that affects a result")
+    assert message.startswith(f"{named} have the same configuration hash")
     assert "each with its own train.directory=…" in message
     assert not (tmp_path / "runs").exists()
 

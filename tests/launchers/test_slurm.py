@@ -174,6 +174,7 @@ def test_finished_and_paused_jobs_of_a_multirun_have_not_failed(
 ) -> None:
     monkeypatch.setattr(submitit, "AutoExecutor", Ending)
     monkeypatch.setattr(slurm, "in_queue", lambda _: False)
+    write_pause(Path("out/2"), 1, 8)  # by an earlier command
     overrides = ["debug=smoke", "train.directory=out/${seed}", "launcher=slurm"]
     refused = one_sentence(cli("train", "-m", "seed=0,1,2", *overrides))
     assert refused.startswith("1 of 3 runs failed: seed=2 ")

@@ -29,14 +29,10 @@ const Pose = (() => {
     return orders[k] = found.sort((a, b) => b.effect - a.effect);
   }
 
-  function poseOf(k) {
-    const dim = facts.ranges.mean[k].length;
-    return Array.from(result.poses.slice(k * dim, (k + 1) * dim));
-  }
-
-  function bounded(values) { // a pose that is a vector is shorter than 1, unless the routing has no squash
+  function bounded(values) { // a pose that is a vector is shorter than 1 after a squash
+    const { kind, squash } = first.network.capsules.at(-1).routing ?? {};
+    const isSquashed = kindOf(first) === "length" && kind !== "attention_over_children" && squash !== "none";
     const length = Math.hypot(...values);
-    const isSquashed = kindOf(first) === "length" && names.every((_, k) => Math.hypot(...poseOf(k)) <= 1);
     return !isSquashed || length < 0.999 ? values : values.map((value) => value * 0.999 / length);
   }
 
@@ -77,9 +73,9 @@ const Pose = (() => {
 
   function drawPose() {
     if (!isShown) return;
-    const k = chosen();
+    const k = chosen(), dim = facts.ranges.mean[k].length;
     if (!pose) {
-      pose = poseOf(k);
+      pose = Array.from(result.poses.slice(k * dim, (k + 1) * dim));
       strips = [];
       $("sliders").replaceChildren(...effects(k).map(slider));
       $("pose-class").textContent = names[k];

@@ -92,13 +92,15 @@ def test_runs_on_other_images_are_told_apart(run: runs.Run) -> None:
 @pytest.mark.usefixtures("unchecked_types")
 def test_runs_with_other_preprocessing_are_told_apart() -> None:
     attacked = images("unit")
-    session.check_same_input(attacked, trained_on("unit"))
+    session.check_same_input(attacked, trained_on("unit"), {})
+    other = trained_on("standardised")
+    session.check_same_input(attacked, other, {"_target_": "other.Data"})
     with pytest.raises(RunError, match=r"was trained on Data with other preprocessing"):
-        session.check_same_input(attacked, trained_on("standardised"))
+        session.check_same_input(attacked, other, {})
 
 
 def trained_on(preprocessing: str) -> Any:
-    return SimpleNamespace(checkpoint="a.ckpt", build_data=lambda: Data(preprocessing))
+    return SimpleNamespace(checkpoint="a.ckpt", build_data=lambda _: Data(preprocessing))
 
 
 def test_a_split_without_images_is_refused(run: runs.Run) -> None:
