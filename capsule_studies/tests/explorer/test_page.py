@@ -98,6 +98,7 @@ def test_networks_of_other_classes_are_not_shown_together(colour: Any) -> None:
         render([colour, beside])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("tested", "images"), [("best", 10_000), ("last", 10_000), ("best", 10)])
 def test_error_is_that_of_the_weights_on_all_test_images(
     networks: list[Any], monkeypatch: pytest.MonkeyPatch, tested: str, images: int

@@ -80,6 +80,7 @@ def test_others_have_the_same_or_another_label(labels: list[int]) -> None:
         assert not (is_itself & ~is_alone).any()
 
 
+@pytest.mark.whole
 def test_batches_of_one_class_have_no_couplings_of_another_class() -> None:
     asked = subject(small_network("capsnet"))
     first, last = asked.batches

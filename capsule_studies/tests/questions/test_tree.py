@@ -91,7 +91,7 @@ def test_silenced_by_a_share() -> None:
     assert largest < 1e-3
 
 
-@pytest.mark.parametrize("favoured", [0, 3])
+@pytest.mark.parametrize("favoured", [pytest.param(0, marks=pytest.mark.whole), 3])
 def test_equal_couplings_are_no_tree_of_any_class(favoured: int) -> None:
     network = small_network("capsnet", routing=UniformRouting)
     with torch.no_grad():
@@ -106,6 +106,7 @@ def test_equal_couplings_are_no_tree_of_any_class(favoured: int) -> None:
 TREELESS = ("mass_in_tree", "branches")
 
 
+@pytest.mark.whole
 def test_votes_without_components_have_no_lengths() -> None:
     torch.manual_seed(0)
     network = SelfRoutingNet((1, 24, 24), 4, trunk="convnet", planes=4, types=2, dim=4)
