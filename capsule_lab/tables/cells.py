@@ -21,6 +21,7 @@ from capsule_lab.config.overrides import search_override
 from capsule_lab.errors import TableError
 from capsule_lab.launchers import Job, arguments_for
 from capsule_lab.runs import lock
+from capsule_lab.runs.summary import recorded_run
 from capsule_lab.system import protocol
 from capsule_lab.tables.evaluations import result_file
 from capsule_lab.tables.schema import Column, Fold, Repetition, Row, metrics_of
@@ -281,7 +282,19 @@ class TrainingCell(Cell):
         """The job, which continues an earlier attempt, or does nothing if that has finished."""
         overrides = [*self.overrides, *self.labels, *search_override(), "train.resume=true"]
         arguments = arguments_for(self.by.name, overrides)
-        return Job(self.name, arguments, self.config, self.fingerprint, outcome=self.outcome)
+        return Job(
+            self.name,
+            arguments,
+            self.config,
+            self.fingerprint,
+            outcome=self.outcome,
+            record=self.latest_record,
+        )
+
+    def latest_record(self) -> Mapping[str, Any]:
+        """Return the record of the latest run, finished or paused, as it is on disk now."""
+        _, record = recorded_run(self.config)
+        return record
 
     @cached_property
     def config(self) -> DictConfig:

@@ -181,6 +181,28 @@ def test_finished_and_paused_jobs_of_a_multirun_have_not_failed(
     assert "job 7_3 ended without a result" in refused
 
 
+def test_paused_jobs_of_a_table_have_not_failed(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_table(tmp_path)
+    first, second = expand(read(file))
+    directory = tmp_path / "runs" / f"capsnet-mnist-{first.fingerprint}"
+
+    def in_queue(job: str) -> bool:
+        """The first job is paused, and the second leaves no record."""
+        if job == "7_1":
+            with lock.cell_lock(first.fingerprint):
+                write_pause(directory, 3, 8)
+        return False
+
+    monkeypatch.setattr(submitit, "AutoExecutor", Executor)
+    monkeypatch.setattr(slurm, "in_queue", in_queue)
+    refused = one_sentence(cli("sweep", f"table={file}", "launcher=slurm"))
+    assert refused.startswith("1 of 2 runs of mine failed")
+    assert second.name in refused
+    assert first.name not in refused
+
+
 def test_process_of_a_job_becomes_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
