@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from capsule_lab import statistics
-from capsule_lab.analysis.axes import LINE, SIZE, add_heading, wrapped
+from capsule_lab.analysis.axes import LETTER, LINE, SIZE, add_heading, wrapped
 from capsule_lab.errors import printable
 from capsule_lab.tables.comparisons import Compared, Family
 from capsule_lab.tables.summary import Entry, Mean, Point, decimals, intervals_are_over, panels
@@ -33,6 +33,7 @@ _EXPLANATIONS = {
 _PLANNED = {True: "yes", False: "after the fact", None: "unknown"}
 _PANEL = 3.2  # ours: inches for the labels of rows
 _PAPER = 5.5  # inches: text width of NeurIPS
+_LABEL_SIZE = SIZE - 1.5  # ours: font size of the labels of rows, in points
 
 
 def cells_of(compared: Compared) -> list[str]:
@@ -280,14 +281,20 @@ def _names_with_columns(lines: Sequence[Compared]) -> list[str]:
 
 def _panels(titles: Sequence[str], labels: Sequence[Sequence[str]]) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel for each title, one below another, as high as the labels of its rows need."""
+    lines_of_panels = [[_wrapped_label(label).splitlines() for label in rows] for rows in labels]
+    most_letters = max(len(line) for rows in lines_of_panels for lines in rows for line in lines)
+    # a title begins where the labels end
+    title_width = _PAPER - most_letters * LETTER * _LABEL_SIZE / SIZE
+    wrapped_titles = [wrapped(printable(title), title_width) for title in titles]
     heights = []
-    for rows in labels:
-        most_lines = max(_wrapped_label(label).count("\n") + 1 for label in rows)
-        heights.append(0.8 + (0.1 + LINE * most_lines) * len(rows))
+    for title, rows in zip(wrapped_titles, lines_of_panels, strict=True):
+        most_lines = max(map(len, rows))
+        above = 0.64 + LINE * len(title.splitlines())
+        heights.append(above + (0.1 + LINE * most_lines) * len(rows))
     figure = Figure(figsize=(_PAPER, sum(heights)), layout="constrained")
     axes = figure.subplots(len(labels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(wrapped(printable(title), _PAPER), fontsize=SIZE, loc="left")
+    for axis, title in zip(axes, wrapped_titles, strict=True):
+        axis.set_title(title, fontsize=SIZE, loc="left")
     return figure, list(axes)
 
 
@@ -296,7 +303,7 @@ def _wrapped_label(label: str) -> str:
 
 
 def _label_rows(axis: Axes, labels: Sequence[str]) -> None:
-    axis.set_yticks(range(len(labels)), map(_wrapped_label, labels), fontsize=SIZE - 1.5)
+    axis.set_yticks(range(len(labels)), map(_wrapped_label, labels), fontsize=_LABEL_SIZE)
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.tick_params(axis="x", labelsize=SIZE - 1)
     axis.grid(axis="x", alpha=0.3)

@@ -193,8 +193,8 @@ def line_of(
         )
     frame = read_csv(path)
     chosen = frame[frame["comparison"] == name]
-    chosen = chosen[chosen["first"].str.startswith(row)]
-    chosen = chosen[chosen["first_column"].str.startswith(column)]
+    chosen = _labelled(chosen, "first", row)
+    chosen = _labelled(chosen, "first_column", column)
     if len(chosen) != 1:
         raise ConfigError(
             f"{file}_comparisons.csv has {len(chosen)} lines of {name}, {row!r}, {column!r}; expected one"
@@ -205,6 +205,14 @@ def line_of(
             f"{file}_comparisons.csv has no p value of {name}, {row!r}, {column!r}: {line['remark']}"
         )
     return frame, line
+
+
+def _labelled(frame: pd.DataFrame, key: str, label: str) -> pd.DataFrame:
+    """Return the lines with a label, or those whose labels begin with it if there are none."""
+    matches = frame[key] == label
+    if not matches.any():
+        matches = frame[key].astype(str).str.startswith(label)
+    return frame[matches]
 
 
 def _of_report(folder: Path, claim: dict[str, Any]) -> Effect:
@@ -375,10 +383,7 @@ def _runs_of_sample(source: dict[str, str], folder: Path) -> pd.DataFrame:
     frame = read_csv(folder / source["file"])
     for key in ("column", "row", "network"):
         if key in source:
-            matches = frame[key] == source[key]
-            if not matches.any():
-                matches = frame[key].astype(str).str.startswith(source[key])
-            frame = frame[matches]
+            frame = _labelled(frame, key, source[key])
     if "status" in frame:
         frame = frame[frame["status"] == "done"]
     if frame.empty or frame["seed"].duplicated().any():

@@ -294,7 +294,8 @@ def abstract_of(every: list[Judged]) -> str:
     for each in every:
         name = each.claim["id"]
         mark = " †" if name in changed else ""
-        numbers = f"{texts.interval(each.effect)}, n = {each.effect.count}{mark}"
+        badge = "" if each.effect.real else f" {_badge(each)}"
+        numbers = f"{texts.interval(each.effect)}, n = {each.effect.count}{mark}{badge}"
         values[name] = f"([{name}]({texts.anchor(each)}): {numbers})"
         verdicts[name] = each.verdict
     sentences = []

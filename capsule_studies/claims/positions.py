@@ -65,13 +65,20 @@ def frame(runs: pd.DataFrame, folder: Path) -> pd.DataFrame:
         RunError: if the test images of a run cannot be made again.
     """
     lines = []
+    made: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]] = {}
     finished = runs[runs["status"] == "done"]
     for run in finished.drop_duplicates("directory").itertuples():
         directory = folder / str(run.directory)
         found = predictions.read(directory, json.loads((directory / "metrics.json").read_text()))
         if found is None:
             continue
-        labels, within = positions(_tested_data(directory))
+        config = OmegaConf.load(directory / "config.yaml")
+        assert isinstance(config, DictConfig)  # as archive.py writes it
+        options = OmegaConf.to_yaml(config.data, resolve=True)
+        # rows with the same seed have the same images, and making them takes long
+        if options not in made:
+            made[options] = positions(_tested_data(config, directory.name))
+        labels, within = made[options]
         if not np.array_equal(labels, found.label):
             raise RunError(
                 f"{directory.name} was tested on other images than those made from its config.yaml; expected the "
@@ -91,18 +98,14 @@ def frame(runs: pd.DataFrame, folder: Path) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _tested_data(directory: Path) -> AffNISTDataModule:
-    config = OmegaConf.load(directory / "config.yaml")
-    assert isinstance(config, DictConfig)  # as archive.py writes it
+def _tested_data(config: DictConfig, name: str) -> AffNISTDataModule:
     data = build_data(config)
     if not isinstance(data, AffNISTDataModule):
-        raise RunError(
-            f"{directory.name} has {type(data).__name__}; expected a run with data=affnist"
-        )
+        raise RunError(f"{name} has {type(data).__name__}; expected a run with data=affnist")
     data.prepare_data()
     data.setup("test")
     if not data.uses_standin:
-        raise RunError(f"{directory.name} was tested on affNIST; expected synthetic affNIST")
+        raise RunError(f"{name} was tested on affNIST; expected synthetic affNIST")
     return data
 
 

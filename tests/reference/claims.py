@@ -116,14 +116,17 @@ def sides_of(claim: dict[str, Any]) -> Sides:
 
 def sides_of_comparison(asked: dict[str, str], *, by_plan: bool) -> Sides:
     chosen = []
+    row = asked.get("row", "")
     for number, line in enumerate(lines_of(f"{asked['file']}_comparisons.csv")):
         is_asked = (
             line["comparison"] == asked["name"]
-            and line["first"].startswith(asked.get("row", ""))
+            and line["first"].startswith(row)
             and line["first_column"].startswith(asked.get("column", ""))
         )
         if is_asked:
             chosen.append((number, line))
+    if len(chosen) > 1:  # a row may begin with the label of another
+        chosen = [(number, line) for number, line in chosen if line["first"] == row]
     ((number, line),) = chosen
     family = family_of(asked["file"], line)
     if line["test"].startswith("crossed"):

@@ -599,3 +599,17 @@ def test_comparison_without_a_family_is_pooled_alone(tmp_path: Path) -> None:
     other = {**APART, "name": "other", "family": "", "columns": []}
     for answer in answers(tmp_path, [alone, other], wrong=wrong):
         assert answer.difference.p is None, "all runs are equal, and there is nothing to pool"
+
+
+def test_long_titles_and_labels_stay_within_the_figure() -> None:
+    title = "held-out digits, affine at positions of the training, where moved is 6 %, stand-in"
+    label = "equal couplings, transformations shared by positions"
+    figure, axes = comparison_formats._panels([title, title], [[label, label], ["CapsNet"]])
+    comparison_formats._label_rows(axes[0], [label, label])
+    comparison_formats._label_rows(axes[1], ["CapsNet"])
+    figure.draw_without_rendering()
+    for axis in axes:
+        for text in (axis._left_title, *axis.get_yticklabels()):
+            extent = text.get_window_extent()
+            assert figure.bbox.x0 <= extent.x0
+            assert extent.x1 <= figure.bbox.x1
