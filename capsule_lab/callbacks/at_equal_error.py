@@ -11,6 +11,7 @@ import numpy as np
 from capsule_lab.errors import check_number
 
 _WINDOW = 1.5  # ours: validations with an error within this factor of the level determine the line
+_ROUNDING = 1e-5  # ours, relative: a float32 of 4 % may be 4.0000019
 
 
 class AtEqualError(L.Callback):
@@ -88,12 +89,14 @@ class AtEqualError(L.Callback):
 
 def at_level(errors: Sequence[tuple[float, float]], level: float) -> float | None:
     """Return the second error where the first equals ``level``, ``None`` without a result; see ``AtEqualError``."""
-    near = [pair for pair in errors if level / _WINDOW <= pair[0] <= level * _WINDOW]
+    rounding = _ROUNDING * level
+    least, most = level / _WINDOW - rounding, level * _WINDOW + rounding
+    near = [pair for pair in errors if least <= pair[0] <= most]
     if len(near) < 3:
         return None
     first, other = np.array(near).T
     lowest, highest = first.min(), first.max()
-    if lowest == highest or not lowest <= level <= highest:
+    if lowest == highest or not lowest - rounding <= level <= highest + rounding:
         return None
     _, at_zero = np.polyfit(first - level, other, 1)
     return float(at_zero)

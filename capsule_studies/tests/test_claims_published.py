@@ -4,14 +4,13 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
 from capsule_lab.statistics import Difference
-from capsule_studies.claims import page, read
+from capsule_studies.claims import effects, page, read
 from capsule_studies.claims.effects import Effect
 from capsule_studies.claims.published import published_of, why_none
 from capsule_studies.claims.verdicts import Judged
@@ -239,10 +238,6 @@ def recorded_g(claim: dict[str, Any]) -> float | None:
     """Hedges' g of the report; ``None`` for a claim from samples, and for a test over images."""
     if "comparison" not in claim:
         return None
-    asked = claim["comparison"]
-    lines = pd.read_csv(RESULTS / f"{asked['file']}_comparisons.csv")
-    lines = lines[lines["comparison"] == asked["name"]]
-    lines = lines[lines["first"].str.startswith(asked.get("row", ""))]
-    lines = lines[lines["first_column"].str.startswith(asked.get("column", ""))]
-    (found,) = lines["hedges_g"]
-    return None if pd.isna(found) else float(found)
+    _, line = effects.line_of(RESULTS, **claim["comparison"])
+    found = line["hedges_g"]
+    return None if found == "" else float(found)

@@ -20,6 +20,13 @@ def test_value_of_the_line_at_the_level() -> None:
         assert at_level(points, 20) == pytest.approx(45)
 
 
+def test_an_error_equal_to_the_level_counts_as_on_both_sides() -> None:
+    """3,000 digits can have exactly 4 % errors, which a float32 stores as 4.0000019; 6 % is the end of the range."""
+    errors = [(6.0000005, 30.0), (5.0, 25.0), (float(np.float32(4.0000019)), 20.0)]
+    assert at_level(errors, 4) == pytest.approx(20, rel=1e-4)
+    assert at_level([(6.0, 30.0), (5.0, 25.0), (4.001, 20.0)], 4) is None
+
+
 def test_least_squares_of_noisy_validations() -> None:
     """Judged by the closed form of simple regression, in float64."""
     generator = np.random.default_rng(0)
