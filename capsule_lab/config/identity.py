@@ -43,6 +43,7 @@ _HASHED_WHEN_SET: dict[str, Any] = {
     "data.groups": None,
     "data.labels": None,
     "data.sampling": None,
+    "model.last_initial": "he",
     "model.pooled_coordinates": False,
     "module.class_weights": None,
     "train.freeze": None,

@@ -33,6 +33,7 @@ HOURS = {
     "random_draws": 3,
     "gu2020_affine_mnist": 4,
     "affine_positions": 3,
+    "affine_positions_initial": 3,
 }
 """Hours of one core that the plan estimated for its tables, in the order of the plan."""
 START, END = "<!-- written by capsule_studies.claims.progress -->\n", "<!-- end -->"

@@ -107,6 +107,36 @@ def test_control_of_efficient_capsnet_has_its_convolutions_and_its_size() -> Non
     torch.testing.assert_close(drawn, control.decoder(units, mask))
 
 
+@pytest.mark.parametrize(("initial", "share"), [("he", 129**0.5), ("xavier", 1)])
+def test_initial_weights_of_the_last_convolution(initial: str, share: float) -> None:
+    """Those of Xavier are as large as in Efficient-CapsNet; those of He sqrt(129) times larger.
+
+    A depthwise convolution of 128 channels has a fan-in of k^2 and a fan-out of 128 k^2; He's variance is 2 / k^2, and
+    Xavier's 2 / (k^2 + 128 k^2).
+    """
+    torch.manual_seed(0)
+    capsules = EfficientCapsNet((1, 28, 28), 10)
+    control = MatchedCNN(
+        (1, 28, 28),
+        10,
+        channels=(32, 64, 64, 128, 128),
+        kernel_sizes=(5, 3, 3, 3, 9),
+        strides=(1, 1, 1, 2, 1),
+        depthwise=True,
+        last_initial=initial,
+        batch_norm=True,
+    )
+    *others, last = deviations(control.features)
+    *same, primary = [*deviations(capsules.features), *deviations(capsules.primary)]
+    assert last / primary == pytest.approx(share, rel=0.03)
+    assert others == pytest.approx(same, rel=0.1)
+
+
+def deviations(layers: nn.Module) -> list[float]:
+    convolutions = [layer for layer in layers.modules() if isinstance(layer, nn.Conv2d)]
+    return [conv.weight.std().item() for conv in convolutions]
+
+
 def test_pooled_features_see_the_position() -> None:
     """A mean over positions of features without coordinates is the same for exchanged positions."""
     options = {"channels": (3,), "kernel_sizes": (1,), "dropout": 0.0, "pooled": 7}

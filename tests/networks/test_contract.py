@@ -562,6 +562,7 @@ PARTS: dict[str, Any] = {
             "kernel_sizes": (2, 3),
             "strides": (2, 1),
             "depthwise": True,
+            "last_initial": "xavier",
             "batch_norm": True,
             "averaged": True,
             "class_dim": 2,
@@ -579,6 +580,7 @@ PARTS: dict[str, Any] = {
                 "channels are [4, 5]; a depthwise convolution needs",
             ),
             ({"class_dim": None}, "class_dim is None, but there is a decoder"),
+            ({"last_initial": "glorot"}, "last_initial is 'glorot'; expected"),
         ],
         [
             {"averaged": True, "class_dim": None, "decoder": None},
