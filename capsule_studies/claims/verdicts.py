@@ -44,11 +44,11 @@ CORRECTION = (
     "Each claim has three tests: of no difference, of a difference in the claimed direction that matters, and of one "
     "in the other direction that matters. The claim is *equal* if the last two are both significant: this is the test "
     "of equivalence (two one-sided tests), corrected. All p values are corrected together by Holm's method. For "
-    "planned comparisons, the family is that of their table, separately for real data and a stand-in: n comparisons "
-    "have 3 n tests, whether they are claims or not; a test that is not made counts with p = 1. All other claims are "
-    "one family. Where two kinds of networks have the same seeds, the paired test and Welch's are both made, and the "
-    "larger p counts, unless the plan of the table says why seeds pair, or why not; the interval is that of the "
-    "table's test."
+    "planned comparisons, the family is the one that their table names, separately for real data and a stand-in: n "
+    "comparisons have 3 n tests, whether they are claims or not; a test that is not made counts with p = 1. All other "
+    "claims are one family. Where two kinds of networks have the same seeds, the paired test and Welch's are both "
+    "made, and the larger p counts, unless the plan of the table says why seeds pair, or why not; the interval is "
+    "that of the table's test."
 )
 FEWEST = 5  # ours: with fewer runs, an interval depends more on the assumed distribution
 
