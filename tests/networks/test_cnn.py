@@ -69,11 +69,8 @@ def test_averaged_maps_and_a_linear_layer() -> None:
     assert_close(network(images).logits, expected)
 
 
-def test_control_of_efficient_capsnet_has_its_convolutions_and_its_size() -> None:
-    """The convolutions are equal weight for weight; the dense units replace transformations of the same size."""
-    torch.manual_seed(0)
-    capsules = EfficientCapsNet((1, 28, 28), 10).double().eval()
-    control = MatchedCNN(
+def control_of_efficient_capsnet(**options: Any) -> MatchedCNN:
+    return MatchedCNN(
         (1, 28, 28),
         10,
         channels=(32, 64, 64, 128, 128),
@@ -81,9 +78,15 @@ def test_control_of_efficient_capsnet_has_its_convolutions_and_its_size() -> Non
         strides=(1, 1, 1, 2, 1),
         depthwise=True,
         batch_norm=True,
-        decoder=(512, 1024),
+        **options,
     )
-    control = control.double().eval()
+
+
+def test_control_of_efficient_capsnet_has_its_convolutions_and_its_size() -> None:
+    """The convolutions are equal weight for weight; the dense units replace transformations of the same size."""
+    torch.manual_seed(0)
+    capsules = EfficientCapsNet((1, 28, 28), 10).double().eval()
+    control = control_of_efficient_capsnet(decoder=(512, 1024)).double().eval()
     assert abs(count(capsules) - count(control)) <= 200
     copied = [
         *capsules.features.state_dict().values(),
@@ -116,16 +119,7 @@ def test_initial_weights_of_the_last_convolution(initial: str, share: float) -> 
     """
     torch.manual_seed(0)
     capsules = EfficientCapsNet((1, 28, 28), 10)
-    control = MatchedCNN(
-        (1, 28, 28),
-        10,
-        channels=(32, 64, 64, 128, 128),
-        kernel_sizes=(5, 3, 3, 3, 9),
-        strides=(1, 1, 1, 2, 1),
-        depthwise=True,
-        last_initial=initial,
-        batch_norm=True,
-    )
+    control = control_of_efficient_capsnet(last_initial=initial)
     *others, last = deviations(control.features)
     *same, primary = [*deviations(capsules.features), *deviations(capsules.primary)]
     assert last / primary == pytest.approx(share, rel=0.03)
