@@ -121,7 +121,7 @@ def test_initial_weights_of_the_last_convolution(initial: str, share: float) -> 
     capsules = EfficientCapsNet((1, 28, 28), 10)
     control = control_of_efficient_capsnet(last_initial=initial)
     *others, last = deviations(control.features)
-    *same, primary = [*deviations(capsules.features), *deviations(capsules.primary)]
+    *same, primary = deviations(capsules.features) + deviations(capsules.primary)
     assert last / primary == pytest.approx(share, rel=0.03)
     assert others == pytest.approx(same, rel=0.1)
 
