@@ -276,7 +276,23 @@ def interval(first: pd.Series, second: pd.Series) -> tuple[float, float]:
     return bounds.low, bounds.high
 
 
-_STATISTICS = [mean_std, welch, paired, paired_interval, interval, fisher, holm]
+def contrast(
+    first: pd.Series, second: pd.Series, third: pd.Series, fourth: pd.Series
+) -> tuple[float, float, float]:
+    """The difference (first - second) - (third - fourth) of four means, and its 95 % interval, Welch."""
+    groups = [first, second, third, fourth]
+    variances = [group.var() / len(group) for group in groups]
+    total = sum(variances)
+    df = total**2 / sum(
+        variance**2 / (len(group) - 1)
+        for variance, group in zip(variances, groups, strict=True)
+    )
+    difference = (first.mean() - second.mean()) - (third.mean() - fourth.mean())
+    half = stats.t.ppf(0.975, df) * total**0.5
+    return difference, difference - half, difference + half
+
+
+_STATISTICS = [mean_std, welch, paired, paired_interval, interval, contrast, fisher, holm]
 _BUILT_IN = [enumerate, float, len, map, max, min, sorted, sum, zip]
 _NAMES: dict[str, Any] = {"__builtins__": {}}
 for _function in [csv, one, record, report, *_STATISTICS, *_BUILT_IN]:
