@@ -284,8 +284,7 @@ def contrast(
     variances = [group.var() / len(group) for group in groups]
     total = sum(variances)
     df = total**2 / sum(
-        variance**2 / (len(group) - 1)
-        for variance, group in zip(variances, groups, strict=True)
+        variance**2 / (len(group) - 1) for variance, group in zip(variances, groups, strict=True)
     )
     difference = (first.mean() - second.mean()) - (third.mean() - fourth.mean())
     half = stats.t.ppf(0.975, df) * total**0.5
