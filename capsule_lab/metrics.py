@@ -314,6 +314,7 @@ class CouplingEntropy(Metric):
     def update(self, couplings: Float[Tensor, "batch child parent"]) -> None:
         expected = "shares of each child, 0 or more, not logits"
         check_range("CouplingEntropy", "couplings", couplings, 0, math.inf, expected)
+        couplings = couplings.to(torch.promote_types(couplings.dtype, torch.float32))
         mass = couplings.sum(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
         parents = max(couplings.shape[2], 2)  # the entropy of one parent is 0
         entropy = torch.special.entr(couplings / mass).sum(2) / math.log(parents)

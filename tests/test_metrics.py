@@ -78,6 +78,13 @@ def test_coupling_entropy_is_averaged_over_children_of_all_batches(
     assert of_four.item() == pytest.approx(entropy / 4, abs=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_coupling_entropy_of_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
+    metric = metrics.CouplingEntropy()
+    metric.update(torch.full((128, 600, 10), 0.1, dtype=dtype))
+    assert metric.compute().item() == pytest.approx(1, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("threshold", "percent"),
     [

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.routing import AbstractRouting, Normaliser
+from capsule_lab.routing import AbstractRouting, Normaliser, SelfAttentionRouting
 
 
 class EqualCouplings(Normaliser):
@@ -44,6 +44,12 @@ def routings_with_shares(network: nn.Module) -> list[AbstractRouting]:
             raise ValueError(
                 f"{name} is leaky, so that the couplings of a child sum to less than one; expected a network with "
                 "routing.leaky=false"
+            )
+        # this prior is added after the softmax, so that equal log-couplings do not give equal couplings
+        if isinstance(routing, SelfAttentionRouting) and routing.built_prior is not None:
+            raise ValueError(
+                f"the couplings of {name} are shares plus a learned prior, which need not sum to one; expected a "
+                "network with routing.prior=false"
             )
     return routings
 

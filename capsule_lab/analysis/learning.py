@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ class LayerMeasurement:
     """Statistics of a layer's capsules for a batch of images.
 
     Attributes:
-        pose_std: standard deviation of all components of the poses.
+        pose_std: standard deviation of all components of the poses; NaN if they have none.
         activation: mean of the activations.
         activation_std: standard deviation of a capsule's activation over images, mean over capsules.
         saturated: percentage of activations where the logistic is nearly flat, below 0.026 or above 0.974.
@@ -147,13 +148,15 @@ def measure_layers(network: AbstractCapsuleNetwork, images: Tensor) -> dict[str,
     twin = _float32_copy(network)
     measurements: dict[str, LayerMeasurement] = {}
     for name, layer in twin.capsule_layers().items():
-        _observe(name, layer, measurements)
+        _observe(name, layer, len(images), measurements)
     with torch.no_grad(), _reproducible(twin, seed=0):
         twin.forward(images.to(torch.float32 if images.dtype in HALF else images.dtype))
     return {name: measurements[name] for name in twin.capsule_layers() if name in measurements}
 
 
-def _observe(name: str, layer: nn.Module, measurements: dict[str, LayerMeasurement]) -> None:
+def _observe(
+    name: str, layer: nn.Module, image_count: int, measurements: dict[str, LayerMeasurement]
+) -> None:
     """Register hooks that write a layer's measurement to ``measurements`` when the layer is called."""
     iterations: list[dict[str, float]] = []
     variances: dict[str, Any] = {}
@@ -166,7 +169,7 @@ def _observe(name: str, layer: nn.Module, measurements: dict[str, LayerMeasureme
         activations = output.activations
         slopes = activations * (1 - activations)
         measurements[name] = LayerMeasurement(
-            pose_std=float(output.poses.std()),
+            pose_std=_pose_std(output.poses),
             **_mean_and_spread(activations),
             saturated=100 * float((slopes < _SLOPE).float().mean()),
             iterations=tuple(iterations),
@@ -176,13 +179,15 @@ def _observe(name: str, layer: nn.Module, measurements: dict[str, LayerMeasureme
 
     def keep_iteration(trace: RoutingTrace) -> None:
         entropy = CouplingEntropy().to(trace.couplings.device)
-        entropy.update(trace.couplings)
+        # a prior that is added after the softmax makes couplings negative; those are no share
+        entropy.update(trace.couplings.clamp_min(0))
         found = {
-            "pose_std": float(trace.poses.std()),
+            "pose_std": _pose_std(trace.poses),
             "coupling_entropy": float(entropy.compute()),
         }
         if trace.activations is not None:
-            found |= _mean_and_spread(trace.activations)
+            # the batch of a convolutional layer's trace is (image, position)
+            found |= _mean_and_spread(trace.activations.reshape(image_count, -1))
         iterations.append(found)
 
     def keep_variances(_: nn.Module, arguments: Any) -> None:
@@ -200,6 +205,11 @@ def _observe(name: str, layer: nn.Module, measurements: dict[str, LayerMeasureme
         routing.register_forward_pre_hook(keep_variances)
 
 
+def _pose_std(poses: Tensor) -> float:
+    """Return the standard deviation of all components; NaN if capsules have no pose."""
+    return float(poses.std()) if poses.numel() > 0 else math.nan
+
+
 def _mean_and_spread(activations: Float[Tensor, "batch capsule"]) -> dict[str, float]:
     return {
         "activation": float(activations.mean()),
@@ -214,8 +224,8 @@ def votes_variance(
     """Return the median variance of the votes for a parent, as in EM routing's first M-step without its floor.
 
     The variance is that of a component over the children, weighted by their activations (equally without activations).
-    It is a median over images, parents and components because class capsules add coordinates to two components only. If
-    votes exceed 64 MiB, equally spaced rows of the batch are used.
+    It is NaN for votes without components. It is a median over images, parents and components because class capsules
+    add coordinates to two components only. If votes exceed 64 MiB, equally spaced rows of the batch are used.
 
     >>> votes = torch.tensor([1.0, 2.0, 3.0, 10.0]).reshape(1, 4, 1, 1)
     >>> round(votes_variance(votes, torch.tensor([[1.0, 1.0, 1.0, 0.0]])), 4)
@@ -227,6 +237,8 @@ def votes_variance(
         return dense_votes(poses, votes.weight) if isinstance(votes, Votes) else poses
 
     bytes_per_row = 4 * dense(poses[:1]).numel()
+    if bytes_per_row == 0:  # self-routing of classes without poses
+        return math.nan
     row_count = min(max(1, _BYTES_OF_VOTES // bytes_per_row), len(poses))
     rows = torch.linspace(0, len(poses) - 1, row_count).long().to(poses.device)
     sample = dense(poses[rows])

@@ -239,7 +239,9 @@ def layer_statistics(network: AbstractCapsuleNetwork, images: Tensor) -> dict[st
         network.forward(images, on_iteration=traces.append)  # the compiled call does not run hooks
     statistics = {}
     if traces:
-        statistics["coupling_entropy"] = _compute(CouplingEntropy(), traces[-1].couplings)
+        # a prior that is added after the softmax makes couplings negative; those are no share
+        shares = traces[-1].couplings.clamp_min(0)
+        statistics["coupling_entropy"] = _compute(CouplingEntropy(), shares)
     for name, (_, activations, *_) in layers.items():
         mean, spread = _compute(ActivationStatistics(), activations)
         statistics |= {f"activation_{name}": mean, f"activation_std_{name}": spread}

@@ -135,8 +135,21 @@ class Images(NamedTuple):
     factors: Int64[Tensor, "n factor"] | Float[Tensor, "n factor"] | None = None
 
     def subset(self, indices: Any) -> Images:
-        """Return the images at ``indices``, in that order."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        """Return the images at ``indices``, in that order, or those where a mask ``(n,)`` is true.
+
+        Raises:
+            ValueError: if a mask has another length, or the indices are not integers.
+        """
+        given = torch.as_tensor(indices)
+        if given.dtype == torch.bool:
+            if given.shape != (len(self.labels),):
+                raise ValueError(
+                    f"the mask has shape {tuple(given.shape)}; expected ({len(self.labels)},), one value for each image"
+                )
+            given = given.nonzero()[:, 0]
+        if given.numel() and (given.is_floating_point() or given.is_complex()):
+            raise ValueError(f"indices are {given.dtype}; expected integers or a mask")
+        chosen = given.to(torch.int64)
         factors = None if self.factors is None else self.factors[chosen]
         return Images(self.images[chosen], self.labels[chosen], factors)
 

@@ -118,11 +118,11 @@ def split_groups(
     """Return the indices of the training and of the held-out images, so that no group is on both sides.
 
     The held-out images are the first of ``round(1 / share)`` folds. Raise a ``ValueError`` if the share, which comes
-    from ``option``, is too large for that, or a class, which ``classes`` name, has fewer groups.
+    from ``option``, is not above 0 and up to 1/2, or a class, which ``classes`` name, has fewer groups.
     """
-    folds = round(1 / share) if share > 0 else 0
-    if folds < 2:
+    if not 0 < share <= Fraction(1, 2):
         raise ValueError(f"{option} is {share} with groups; expected a share above 0, up to 1/2")
+    folds = round(1 / share)
     fewest, needed = _fewest(labels, groups, folds, classes)
     if fewest < folds:
         instead = f"set {option}=1/{fewest}" if fewest > 1 else "add others"

@@ -11,6 +11,7 @@ from capsule_lab.routing import (
     DynamicRouting,
     EMRouting,
     NormalisedEMRouting,
+    SelfAttentionRouting,
 )
 from capsule_lab.types import RoutingTrace
 from tests.helpers.networks import small_capsnet, small_em_caps
@@ -73,7 +74,9 @@ def test_networks_without_equal_couplings() -> None:
     cnn = SmallCNN((1, 17, 17), 3)
     attention = small_capsnet((1, 17, 17), 3, channels=8, routing=AttentionOverChildren)
     leaky = small_capsnet((1, 17, 17), 3, channels=8, routing=partial(DynamicRouting, leaky=True))
+    prior = small_capsnet((1, 17, 17), 3, channels=8, routing=SelfAttentionRouting)
     messages = {
+        prior: "SelfAttentionRouting are shares plus a learned prior.*expected a network with routing.prior=false",
         cnn: "SmallCNN has no couplings; expected a capsule network",
         attention: "AttentionOverChildren sum to one over the children of a parent",
         leaky: "DynamicRouting is leaky.*expected a network with routing.leaky=false",

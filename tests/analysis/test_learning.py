@@ -22,8 +22,14 @@ from capsule_lab.analysis.learning import (
 )
 from capsule_lab.functional import dense_votes
 from capsule_lab.losses import spread_loss
-from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
-from capsule_lab.routing import EMRouting, NormalisedEMRouting
+from capsule_lab.networks import (
+    AbstractCapsuleNetwork,
+    BaselineCNN,
+    CapsNet,
+    EMCaps,
+    SelfRoutingNet,
+)
+from capsule_lab.routing import EMRouting, NormalisedEMRouting, SelfAttentionRouting
 from capsule_lab.types import Votes
 from tests.helpers.closeness import assert_close
 from tests.helpers.networks import small_capsnet, small_em_caps
@@ -210,6 +216,32 @@ def test_every_layer_and_iteration_and_whether_evidence_is_normalised() -> None:
     for name in ("pose_std", "activation", "activation_std"):
         expected = getattr(classes, name)
         assert last[name] == pytest.approx(expected, abs=1e-6)
+
+
+def test_spread_after_an_iteration_is_over_images_also_in_a_convolutional_layer() -> None:
+    found = measure_layers(em_caps(routing=partial(EMRouting, iterations=1)), images())
+    for name in ("conv_capsules_1", "conv_capsules_2", "classes"):
+        layer = found[name]
+        (only,) = layer.iterations
+        assert only["activation_std"] == pytest.approx(layer.activation_std, abs=1e-6)
+
+
+def test_layer_of_classes_without_poses() -> None:
+    network = SelfRoutingNet((1, 16, 16), 3, planes=4, types=2, dim=4).eval()
+    classes = measure_layers(network, torch.rand(4, 1, 16, 16))["classes"]
+    assert math.isnan(classes.pose_std)
+    assert math.isnan(classes.votes_variance or 0)
+    assert 0 < classes.activation < 1
+
+
+def test_couplings_with_a_prior_below_zero() -> None:
+    network = small_capsnet((1, 17, 17), 3, channels=8, routing=SelfAttentionRouting).eval()
+    routing = network.digits.routing
+    with torch.no_grad():
+        routing.prior.fill_(-1)
+    measured = measure_layers(network, torch.rand(2, 1, 17, 17))["digits"]
+    (only,) = measured.iterations
+    assert 0 <= only["coupling_entropy"] <= 1
 
 
 def test_layer_of_a_routing_with_normalised_evidence() -> None:

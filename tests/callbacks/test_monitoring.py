@@ -19,6 +19,7 @@ from capsule_lab.callbacks.monitoring import layer_statistics
 from capsule_lab.commands.train import train
 from capsule_lab.config.build import build_data
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN
+from capsule_lab.routing import SelfAttentionRouting
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
 from tests.helpers.commands import NO_PICTURES, Tiny, Trained
 from tests.helpers.networks import small_capsnet, small_em_caps
@@ -173,6 +174,14 @@ def test_routing_that_reports_no_iterations_has_the_other_statistics(
     assert caplog.messages == [
         "val/coupling_entropy is not logged: the routing of the class capsules does not call on_iteration"
     ]
+
+
+def test_statistics_of_couplings_with_a_prior_below_zero() -> None:
+    network = small_capsnet((1, 17, 17), 3, channels=8, routing=SelfAttentionRouting).eval()
+    with torch.no_grad():
+        network.digits.routing.prior.fill_(-1)
+    entropy = layer_statistics(network, torch.rand(2, 1, 17, 17))["coupling_entropy"]
+    assert 0 <= entropy <= 1
 
 
 @pytest.mark.whole

@@ -244,6 +244,10 @@ def test_a_fold_without_a_class_is_a_warning(
             r"data\.test_share is 9/10 with groups; expected a share above 0, up to 1/2$",
         ),
         (
+            {"validation_share": "3/5", "groups": "groups.csv"},
+            r"data\.validation_share is 3/5 with groups; expected a share above 0, up to 1/2$",
+        ),
+        (
             {"test_share": 0.0, "groups": "groups.csv"},
             r"data\.test_share is 0 with groups; expected",
         ),

@@ -203,3 +203,28 @@ def test_invalid_set_of_images_is_refused(images, message):
     check_images(Images(IMAGES, LABELS), 3, "the test set of Toys")
     with pytest.raises(DataError, match=re.escape(f"the test set of Toys has {message}")):
         check_images(images, 3, "the test set of Toys")
+
+
+def numbered_images() -> Images:
+    images = torch.arange(5, dtype=torch.uint8).reshape(5, 1, 1, 1)
+    return Images(images, torch.tensor([0, 1, 1, 0, 1]))
+
+
+def test_subset_by_indices_or_by_a_mask() -> None:
+    every = numbered_images()
+    mask = every.labels == 1
+    for chosen in (mask, mask.numpy(), mask.tolist(), [1, 2, 4]):
+        assert every.subset(chosen).images.flatten().tolist() == [1, 2, 4]
+    assert len(every.subset([]).labels) == 0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ([True, False], r"^the mask has shape \(2,\); expected \(5,\), one value for each image$"),
+        ([0.0, 1.0], "^indices are torch.float32; expected integers or a mask$"),
+    ],
+)
+def test_subset_by_something_else_is_refused(chosen: list[object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        numbered_images().subset(chosen)
