@@ -770,7 +770,9 @@ def test_rows_that_a_correction_over_the_page_changes_are_named() -> None:
     statistics_of_page = statistics_of_page.replace("[stand-in: ", "[")
     changed = page.over_the_page(JUDGED).changed
     assert changed
-    quoted = re.findall(r"\(\[(C-\d+)\]\(#.*?n = \d+( †)?\)", page.abstract_of(JUDGED))
+    quoted = re.findall(
+        r"\(\[(C-\d+)\]\(#.*?n = \d+( †)?(?: <span.*?</span>)?\)", page.abstract_of(JUDGED)
+    )
     assert quoted
     for name, mark in quoted:
         assert bool(mark) == (name in changed)
