@@ -56,7 +56,8 @@ _HEAD = """# Claims
 
 Version {version} of {date}; [what changed](#changes-of-this-page). To cite the page or its data:
 [CITATION.cff](../CITATION.cff). The counts describe this page, not capsule networks: rows are not independent, since
-several compare with the same sample of networks, such as one of EM with three iterations. †: another verdict if corrected over the whole page.
+several compare with the same sample of networks, such as one of EM with three iterations. †: another verdict if
+corrected over the whole page.
 
 <div class="claim-filters"></div>
 

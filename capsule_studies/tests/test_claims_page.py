@@ -776,6 +776,13 @@ def test_rows_that_a_correction_over_the_page_changes_are_named() -> None:
     assert quoted
     for name, mark in quoted:
         assert bool(mark) == (name in changed)
+    in_readme = readme.short_form(JUDGED)
+    named = re.findall(
+        r"\[(C-\d+)\]\([^)]*\) [^;\n]*?( †)?(?: \[stand-in[^\]]*\])?(?:;|\n|$)", in_readme
+    )
+    assert len(named) > 3
+    for name, mark in named:
+        assert bool(mark) == (name in changed)
     for each in JUDGED:
         name = each.claim["id"]
         _, _, proof = text.partition(f"\n#### {name}\n")
