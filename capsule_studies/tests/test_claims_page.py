@@ -191,6 +191,23 @@ def test_a_claim_about_real_and_other_data_is_refused(tmp_path: Path) -> None:
         effects.effect_of(claim, tmp_path)
 
 
+def test_a_missing_run_leaves_both_tests(tmp_path: Path) -> None:
+    """Else the paired test, whose p is smaller here, would be the only one."""
+    values = {"a": [1.0, 2.1, 3.0, 4.2, 5.0], "b": [0.5, 1.5, 2.6, 3.6]}
+    lines = ["row,seed,status,column,value,source"]
+    for row, of_row in values.items():
+        lines += [f"{row},{seed},done,any,{value},real" for seed, value in enumerate(of_row)]
+    (tmp_path / "any_runs.csv").write_text("\n".join(lines))
+    first, second = ({"file": "any_runs.csv", "row": row} for row in values)
+    claim = {"claim": "any", "paired": True, "expects": "more", "first": first, "second": second}
+    found = effects.effect_of(claim, tmp_path)
+    assert found.found.counts[0] == 4
+    assert found.other is not None
+    assert found.other.counts == (5, 4)
+    assert found.p == found.other.p > found.found.p
+
+
+
 def test_a_text_without_the_lines_of_its_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="the text has no lines 'start' and 'end'"):
         read.with_block("end, and start", "start", "end", "block")
