@@ -207,7 +207,6 @@ def test_a_missing_run_leaves_both_tests(tmp_path: Path) -> None:
     assert found.p == found.other.p > found.found.p
 
 
-
 def test_a_text_without_the_lines_of_its_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="the text has no lines 'start' and 'end'"):
         read.with_block("end, and start", "start", "end", "block")
