@@ -21,6 +21,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from capsule_lab.functional import check_label_count, predicted_labels
 from capsule_lab.shapes import check_range, checks_shapes
+from capsule_lab.types import RoutingTrace
 
 HAS_LABEL = (
     0.5  # ours: halfway between m- and m+ of the margin loss, and the middle of a probability
@@ -292,6 +293,16 @@ def _rows(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return present classes and labels as 0 and 1; torchmetrics would treat scores that round above 1 as logits."""
     present = (scores > PRESENT).to(torch.int64)
     return present, torch.zeros_like(present).scatter(1, labels, 1)
+
+
+def coupling_entropy_of(trace: RoutingTrace) -> Tensor:
+    """Return the ``CouplingEntropy`` of one iteration over all processes.
+
+    A prior that is added after the softmax can make couplings negative; those count as 0.
+    """
+    entropy = CouplingEntropy().to(trace.couplings.device)
+    entropy.update(trace.couplings.clamp_min(0))
+    return entropy.compute()
 
 
 class CouplingEntropy(Metric):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_number
 from capsule_lab.functional import HALF, dense_votes
-from capsule_lab.metrics import CouplingEntropy
+from capsule_lab.metrics import coupling_entropy_of
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.types import Capsules, RoutingTrace, Votes
@@ -178,12 +178,9 @@ def _observe(
         )
 
     def keep_iteration(trace: RoutingTrace) -> None:
-        entropy = CouplingEntropy().to(trace.couplings.device)
-        # a prior that is added after the softmax makes couplings negative; those are no share
-        entropy.update(trace.couplings.clamp_min(0))
         found = {
             "pose_std": _pose_std(trace.poses),
-            "coupling_entropy": float(entropy.compute()),
+            "coupling_entropy": float(coupling_entropy_of(trace)),
         }
         if trace.activations is not None:
             # the batch of a convolutional layer's trace is (image, position)

@@ -19,7 +19,7 @@ from capsule_lab.callbacks.figures import logged_step
 from capsule_lab.callbacks.host_copy import HostCopies
 from capsule_lab.errors import CapsuleLabError, check_number
 from capsule_lab.lit import AbstractModule
-from capsule_lab.metrics import ActivationStatistics, CouplingEntropy, DeadCapsuleRate
+from capsule_lab.metrics import ActivationStatistics, DeadCapsuleRate, coupling_entropy_of
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.types import Batch, Capsules, RoutingTrace
 
@@ -239,9 +239,7 @@ def layer_statistics(network: AbstractCapsuleNetwork, images: Tensor) -> dict[st
         network.forward(images, on_iteration=traces.append)  # the compiled call does not run hooks
     statistics = {}
     if traces:
-        # a prior that is added after the softmax makes couplings negative; those are no share
-        shares = traces[-1].couplings.clamp_min(0)
-        statistics["coupling_entropy"] = _compute(CouplingEntropy(), shares)
+        statistics["coupling_entropy"] = coupling_entropy_of(traces[-1])
     for name, (_, activations, *_) in layers.items():
         mean, spread = _compute(ActivationStatistics(), activations)
         statistics |= {f"activation_{name}": mean, f"activation_std_{name}": spread}
