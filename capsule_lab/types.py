@@ -225,3 +225,8 @@ class DataSpec:
             )
         if not all(type(name) is str for name in (*self.classes, *self.factors)):
             raise ValueError("classes or factors have names that are not text; expected str")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; their numbers, ``"0"`` and so on, if they have no names."""
+        return self.classes or tuple(map(str, range(self.num_classes)))

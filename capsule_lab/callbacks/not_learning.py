@@ -209,8 +209,8 @@ class NotLearning(Callback):
         labels_per_image = data.spec.labels_per_image
         if labels_per_image == 0:
             row, error = constant_labels(data.sets["train"].labels)
-            classes = data.spec.classes or range(data.spec.num_classes)
-            names = [printable(str(classes[label])) for label in row.nonzero().flatten().tolist()]
+            classes = data.spec.class_names
+            names = [printable(classes[label]) for label in row.nonzero().flatten().tolist()]
             return Chance(f"the most frequent labels, {', '.join(names) or 'no label'}", error)
         if labels_per_image > 1 and getattr(data, "same_class", "never") != "only":
             error = 100 * (1 - 1 / math.comb(len(self.labels), labels_per_image))

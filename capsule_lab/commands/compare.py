@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from capsule_lab import runs
 from capsule_lab.commands.declare import command
 from capsule_lab.config import plain_yaml
 from capsule_lab.config.declaration import Options
+from capsule_lab.config.identity import differences, flat
 from capsule_lab.errors import ConfigError, MissingPackageError, RunError, one_line, printable
 from capsule_lab.statistics import crossed_difference, mcnemar
 from capsule_lab.system.extras import require
@@ -46,7 +47,7 @@ class CompareOptions(Options):
 
 
 class _Compared(NamedTuple):
-    """One of the two runs: its directory, its configuration and its record by dotted key."""
+    """One of the two runs: its directory, its record, its configuration, and its record by dotted key."""
 
     directory: Path
     record: dict[str, Any]
@@ -81,18 +82,13 @@ def main(options: CompareOptions) -> None:
 def _read(name: str) -> _Compared:
     directory = _directory(name)
     record = _finished(directory)
-    config = dict(_flat(_config(directory)))
-    return _Compared(directory, record, config, dict(_flat(record)))
+    return _Compared(directory, record, _config(directory), dict(flat(record)))
 
 
 def _options_that_differ(first: _Compared, second: _Compared) -> list[list[str]]:
     """Return key and values of each option that differs, without copies of other options."""
-    rows = []
-    for key in sorted({*first.config, *second.config}):
-        is_copy = _is_copy(key, first.config) and _is_copy(key, second.config)
-        if not is_copy and first.config.get(key, "") != second.config.get(key, ""):
-            rows.append([key, _text(first.config.get(key, "")), _text(second.config.get(key, ""))])
-    return rows
+    found = differences(first.config, second.config)
+    return [[key, *map(_text, values)] for key, values in found.items()]
 
 
 def _metrics(first: _Compared, second: _Compared) -> list[list[str]]:
@@ -114,15 +110,6 @@ def _facts_that_differ(first: _Compared, second: _Compared) -> list[list[str]]:
         if values[0] != values[1]:
             rows.append([name, *map(_text, values)])
     return rows
-
-
-def _flat(node: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings with their dotted keys."""
-    for name, value in node.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{parent}{name}.")
-        else:
-            yield f"{parent}{name}", value
 
 
 def _directory(name: object) -> Path:
@@ -155,12 +142,6 @@ def _config(directory: Path) -> dict[str, Any]:
         ) from error
 
 
-def _is_copy(key: str, config: Mapping[str, Any]) -> bool:
-    """Return whether a group of options in the network or the module repeats a group of its own."""
-    parent, _, option = key.partition(".")
-    return parent in ("model", "module") and config.get(option, "") == config.get(key, "")
-
-
 def _text(value: object) -> str:
     return "null" if value is None else str(value)
 
@@ -174,7 +155,7 @@ def _tested(run: _Compared) -> list[Any]:
     # that of pictures in a folder is of their pixels, which depend on data.size
     found.append(hashes if isinstance(hashes, Mapping) else None)
     if runs.results.partial_test(run.record):
-        found.append(run.config.get("data.seed"))  # it draws the part
+        found.append(dict(flat(run.config)).get("data.seed"))  # it draws the part
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig
@@ -54,11 +54,54 @@ _HASHED_WHEN_SET: dict[str, Any] = {
 
 def config_hash(config: DictConfig | Mapping[str, Any]) -> str:
     """Hash all values in a configuration, or its container, that affect the result: 8 hexadecimal digits."""
-    content: Mapping[str, Any] = to_container(config) if isinstance(config, DictConfig) else config
+    content = _with_effect(to_container(config) if isinstance(config, DictConfig) else config)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def effective_differences(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Return ``differences`` of the values that ``config_hash`` covers."""
+    return differences(_with_effect(before), _with_effect(now))
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the dotted key and both values of each option in which two configurations differ.
+
+    An absent option has the value ``""``. A group of options that the network or the module repeats, such as
+    ``model.routing``, is left out.
+    """
+    one, other = dict(flat(before)), dict(flat(now))
+    found = {}
+    for key in sorted({*one, *other}):
+        is_copy = _is_copy(key, one) and _is_copy(key, other)
+        values = one.get(key, ""), other.get(key, "")
+        if not is_copy and values[0] != values[1]:
+            found[key] = values
+    return found
+
+
+def flat(node: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings with their dotted keys."""
+    for name, value in node.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{parent}{name}.")
+        else:
+            yield f"{parent}{name}", value
+
+
+def _is_copy(key: str, flat_config: Mapping[str, Any]) -> bool:
+    """Return whether a group of options in the network or the module repeats a group of its own."""
+    parent, _, option = key.partition(".")
+    repeated = flat_config.get(option, "")
+    return parent in ("model", "module") and repeated == flat_config.get(key, "")
+
+
+def _with_effect(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a copy with the values that affect the result."""
     for key in _NOT_HASHED:
         content = _without(content, key.split("."))
-    content = without_new_defaults(content)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    return without_new_defaults(content)
 
 
 def without_new_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:

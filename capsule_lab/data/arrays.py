@@ -311,7 +311,7 @@ class ArraySource(AbstractSource):
         labels = self.labels_of_images
         if labels.ndim == 2:
             return torch.from_numpy(labels)
-        classes = self.classes if self.known is None else self.known.classes
+        classes = self.classes if self.known is None else self.known.class_names
         index_of = {name: index for index, name in enumerate(classes)}
         values, inverse = np.unique(labels, return_inverse=True)
         names = list(map(str, values.tolist()))

@@ -114,11 +114,10 @@ class PictureFolder(AbstractOwnPictures):
         return self._spec
 
     def use_spec(self, spec: DataSpec) -> None:
-        if spec.classes:
-            source = self.real_source
-            source.known = spec.classes
-            source.channels = source.channels or spec.image_shape[0]
-            self._use_classes(spec.classes, source.channels)
+        source = self.real_source
+        source.known = spec.class_names
+        source.channels = source.channels or spec.image_shape[0]
+        self._use_classes(spec.class_names, source.channels)
 
     def _use_classes(self, classes: tuple[str, ...], channels: int) -> None:
         image_shape = (channels, *self.image_size)

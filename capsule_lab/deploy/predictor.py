@@ -63,7 +63,7 @@ class Predictor:
         self.run = run
         self._data = run.build_data()
         self.input_form: dict[str, Any] = self._data.input_form
-        self.classes = run.spec.classes or tuple(map(str, range(run.spec.num_classes)))
+        self.classes = run.spec.class_names
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.network.parameters())

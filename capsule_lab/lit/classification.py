@@ -219,7 +219,7 @@ class AbstractClassifierModule(AbstractModule):
         if name not in self.metrics:
             return {}
         metric = cast(Any, self.metrics[name])
-        names = self._data.spec.classes or [str(label) for label in range(len(metric.images))]
+        names = self._data.spec.class_names
         counts = metric.images.tolist()
         recalls = zip(names, metric.recalls.tolist(), counts, strict=True)
         found: dict[str, Any] = {

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
 from capsule_lab.config.composition import to_container
+from capsule_lab.config.identity import config_hash, effective_differences
 from capsule_lab.config.overrides import as_argument
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.directories import directory_of, find_checkpoint
 from capsule_lab.runs.files import json_text
+from capsule_lab.runs.results import read_metrics
 from capsule_lab.runs.trust import check_record, refuses_pickles
 from capsule_lab.system.environment import package_version
 from capsule_lab.system.extras import require
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LARGEST_HEADER = 2**20  # ours: bytes; names, shapes and record of our networks have at most 50 kB
+_MOST_OPTIONS = 6  # ours: in a message of two lines
 _SIZE_OF_LENGTH = 8  # bytes; safetensors' format
 
 FORMAT = 2
@@ -214,12 +217,14 @@ def checkpoint_to_resume(
     """Return the checkpoint to continue: when resuming, the run's last one; else ``ckpt=``; else ``None``."""
     path = find_to_resume(config, directory)
     if path is None:
+        _check_no_other_result(directory, config)
         return None
     if refuses_pickles(config.get("trust")):
         raise RunError(
             f"{path} is a pickle, which trust=safetensors refuses; expected a new run, or a file you trust"
         )
-    record = read(path)["capsule_lab"]
+    checkpoint = read(path)
+    record = checkpoint["capsule_lab"]
     new_run = f"start a new run on these data without ckpt=, from these weights by train.start_from={path}"
     check_same_source(path, record["provenance"], provenance, new_run)
     if record["provenance"] != provenance:
@@ -234,7 +239,84 @@ def checkpoint_to_resume(
             f"{path} was trained with train.freeze=[{','.join(frozen)}]; expected the same, or a new run by "
             f"train.start_from={path}"
         )
+    _check_same_optimizer(path, record["config"], config)
+    if directory_of(path) == directory:
+        _check_same_configuration(directory, record["config"], config)
+    else:
+        _check_steps_left(path, checkpoint, config)
     return path
+
+
+def _check_no_other_result(directory: Path, config: DictConfig) -> None:
+    """Check that a finished run without checkpoints has this configuration: it would be replaced."""
+    result = read_metrics(directory) if config.train.resume else None
+    if result is not None and result["config_hash"] != config_hash(config):
+        raise RunError(
+            f"{directory} has the finished run of another configuration; expected the options in its config.yaml, or "
+            "another train.directory=…"
+        )
+
+
+def _check_same_configuration(
+    directory: Path, before: Mapping[str, Any], config: DictConfig
+) -> None:
+    """Check that the run in ``directory`` has this configuration: all of it would be recorded as its."""
+    found = effective_differences(before, to_container(config))
+    if found:
+        there, here = _in_both(found)
+        raise RunError(
+            f"{directory} has a run of another configuration, {there} instead of {here}; expected the same options, or "
+            "another train.directory=…"
+        )
+
+
+def _check_same_optimizer(path: Path, before: Mapping[str, Any], config: DictConfig) -> None:
+    """Check the options that a checkpoint's state of the optimizer contains: it would replace those of ``config``."""
+    now = to_container(config)
+    found = {}
+    for key, values in effective_differences(before, now).items():
+        if key.startswith("optimizer.") or key == "module.decay_all":
+            found[key] = values
+    if found:
+        there, here = _in_both(found)
+        raise RunError(
+            f"{path} has the state of another optimizer, {there} instead of {here}; expected the same options, or a "
+            f"new run by train.start_from={path}"
+        )
+
+
+def _check_steps_left(path: Path, checkpoint: Mapping[str, Any], config: DictConfig) -> None:
+    """Check that a checkpoint of another run is not as far as this run goes."""
+    option, reached = "max_steps", checkpoint["global_step"]
+    if (config.trainer.get(option) or -1) < 0:  # else epochs are no limit
+        option = "max_epochs"
+        reached = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"]
+    limit = config.trainer[option]
+    if reached >= limit:
+        raise RunError(
+            f"{path} has {reached} of trainer.{option}={limit}, so there is nothing to train; expected a larger "
+            f"trainer.{option}, or capsule-lab evaluate {as_argument('ckpt', path)}, which only tests"
+        )
+
+
+def _in_both(differences: Mapping[str, tuple[Any, Any]]) -> tuple[str, str]:
+    """Return the options of both sides for a message."""
+    shown = [*_without_options_of_others(differences)][:_MOST_OPTIONS]
+    there, here = [], []
+    for key in shown:
+        before, now = ("null" if value in (None, "") else value for value in differences[key])
+        there.append(f"{key}={before}")
+        here.append(f"{key}={now}")
+    return ", ".join(there), ", ".join(here)
+
+
+def _without_options_of_others(keys: Collection[str]) -> Iterator[str]:
+    """Yield the keys, without those of objects of another class, which differ in all options."""
+    others = [key.removesuffix("._target_") for key in keys if key.endswith("._target_")]
+    for key in keys:
+        is_option = key in others or key.startswith(tuple(f"{other}." for other in others))
+        if key.endswith("._target_") or not is_option:
+            yield key
 
 
 def find_to_resume(config: DictConfig, directory: Path) -> Path | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config.composition import to_container
-from capsule_lab.errors import RunError, one_line, suggest
+from capsule_lab.errors import RunError, one_line, printable, suggest
 from capsule_lab.runs import checkpoints, directories, ready_weights, results
 from capsule_lab.runs.select_run import locate
 from capsule_lab.runs.trust import check_targets, packages_of, plain_value, refuses_pickles
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _MOST_ITERATIONS = 1000  # ours: a hundred times what anyone uses; a file may ask for a billion
 # ours: for buffers that are not saved; our networks have at most a thousandth of it
 _MORE_BYTES = 2**28
+_NAMES_SHOWN = 10  # ours: the names of ten classes fit into two lines
 
 
 @dataclass(frozen=True, repr=False)
@@ -185,6 +186,14 @@ class Run:
                 f"{self.checkpoint} takes image_shape={takes.image}, num_classes={takes.classes}, labels_per_image="
                 f"{takes.labels}; the data has {has.image}, {has.classes}, {has.labels}: choose other data with data=…"
             )
+        if self.spec.class_names != data.spec.class_names:
+            takes_names, has_names = (
+                _in_short(spec.class_names) for spec in (self.spec, data.spec)
+            )
+            raise RunError(
+                f"{self.checkpoint} was trained on the classes {takes_names}; the data has {has_names}: choose other "
+                "data with data=…"
+            )
         return data
 
     def data_config(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,6 +228,12 @@ class Run:
         """
         for name, stored in stored_batches(self.data, split):
             yield self.data.transform_batch(stored, "val" if name == "train" else name)
+
+
+def _in_short(names: Sequence[str]) -> str:
+    """Return the first names of classes."""
+    more = ", …" if len(names) > _NAMES_SHOWN else ""
+    return printable(", ".join(names[:_NAMES_SHOWN]) + more)
 
 
 def _same_path(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -26,8 +26,8 @@ from capsule_lab.tables.schema import Comparison, Fold, Repetition, Table
 from capsule_lab.tables.summary import (
     Entry,
     Run,
+    changed_files,
     commits_of,
-    have_same_files,
     have_same_images,
     means_by_fold,
     values_of,
@@ -309,7 +309,23 @@ def _answered(pair: Pair, alike: Sequence[Pair]) -> Compared:
         if common is not None:
             remarks.append(f"deviations below one test image: pooled over the family ({common})")
     remarks += _left_out(pair)
-    if difference.p is None:
+    changed = changed_files([*pair.runs[0], *pair.runs[1]])
+    if changed:
+        one, other = changed
+        remarks.append(
+            f"no p value: the files of the data changed between {one.name} and {other.name}"
+        )
+        difference = replace(
+            difference,
+            low=None,
+            high=None,
+            p=None,
+            g=None,
+            g_error=None,
+            equivalent=None,
+            spread=None,
+        )
+    elif difference.p is None:
         remarks.append(_why_no_p(pair, difference))
     return Compared(
         pair.comparison,
@@ -409,8 +425,7 @@ def _obstacle_to_images(pair: Pair) -> str:
         return f"not all runs have predictions with {unit}"
     if len(_folds_of_seeds(every)) > 1:
         return "not all seeds have the same folds"
-    same_files = have_same_files(first_runs) and have_same_files(second_runs)
-    if same_files and have_same_images(every):
+    if not changed_files(every) and have_same_images(every):
         return ""
     if pair.folds is None:
         raise TableError(

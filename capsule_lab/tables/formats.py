@@ -36,8 +36,8 @@ from capsule_lab.tables.summary import (
     Median,
     Run,
     best_runs,
+    changed_files,
     decimals,
-    have_same_files,
     have_same_images,
     intervals_are_over,
     runs_of,
@@ -420,6 +420,13 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
             found.append(
                 f"{label}: runs of {len(commits)} commits, so that differences may come from the code: {used}"
             )
+        changed = changed_files(runs_of(part))
+        if changed:
+            one, other = changed
+            found.append(
+                f"{label}: the files of the data changed between {one.name} and {other.name}, so that means and "
+                "differences mix other data; remove the runs on the earlier files, or give the new files another path"
+            )
     found += _starts(entries)
     runs = {run.cell.fingerprint: run for run in runs_of(entries)}
     partial = [run for run in runs.values() if run.partial_test]
@@ -467,7 +474,7 @@ def _folds(entries: Sequence[Entry]) -> list[str]:
                 )
                 label = f"{entry.column.label}: folds of {entry.row.label}{kind}"
                 runs = entry.runs_on(real=real)
-                if not have_same_images(runs) or not have_same_files(runs):
+                if not have_same_images(runs) or changed_files(runs):
                     folds += "; no interval, because runs of a fold were tested on different images"
                 found.append(f"{label}: {folds}")
     if found:

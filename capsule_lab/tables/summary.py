@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import statistics
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from capsule_lab import runs
+from capsule_lab.config.composition import to_container
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.runs.predictions import Predictions, concatenated
 from capsule_lab.statistics import Interval, interval_of_error
@@ -23,6 +25,13 @@ from capsule_lab.tables.expand import Composed, expand
 from capsule_lab.tables.schema import Column, Fold, Overrides, Published, Row, Table
 
 log = logging.getLogger(__name__)
+
+_OF_OWN_FILES = (
+    *("path", "labels", "groups", "images"),
+    # the hash of pictures in a folder is of their pixels
+    *("size", "channels", "fit", "background", "bad"),
+)
+"""Options of own pictures on which the hashes of their files depend."""
 
 
 def commits_of(result: Mapping[str, Any]) -> list[str]:
@@ -106,6 +115,19 @@ class Run:
         provenance = self.result["provenance"]
         keys = ("sha256", "labels_sha256", "groups_sha256")
         return ", ".join(str(provenance[key]) for key in keys if key in provenance)
+
+    @cached_property
+    def data_options(self) -> str:
+        """The options of its data on which files and their hashes depend, as text."""
+        cell = self.cell.training if isinstance(self.cell, EvaluationCell) else self.cell
+        assert isinstance(cell, TrainingCell)
+        options = to_container(cell.config.data)
+        if options.get("path") is not None:
+            options = {key: value for key, value in options.items() if key in _OF_OWN_FILES}
+        for key in ("seed", "fold"):
+            options.pop(key, None)
+        evaluate = self.cell.evaluate if isinstance(self.cell, EvaluationCell) else ()
+        return json.dumps([self.source, options, *evaluate])
 
     @property
     def commits(self) -> list[str]:
@@ -548,7 +570,7 @@ def have_same_images(runs: Sequence[Run]) -> bool:
     """Return whether runs were tested on the same images, those of each fold if there are any, as far as is known.
 
     Labels alone do not tell: pictures that are listed by class have the labels of others of the same classes. The runs
-    may be of several rows, which may prepare the same pictures differently; see ``have_same_files`` for one row.
+    may be of several rows, which may prepare the same pictures differently; see ``changed_files`` for those of the same options.
     """
     labels: dict[Fold | None, Any] = {}
     for run in runs:
@@ -559,10 +581,17 @@ def have_same_images(runs: Sequence[Run]) -> bool:
     return len({run.drawn_by for run in runs}) <= 1
 
 
-def have_same_files(runs: Iterable[Run]) -> bool:
-    """Return whether the files of own pictures are the same in all runs of one row."""
-    known = {run.hashes for run in runs if run.hashes}
-    return len(known) <= 1
+def changed_files(runs: Iterable[Run]) -> tuple[Run, Run] | None:
+    """Return two runs with the same options of data whose files, such as own pictures, differ; ``None`` without any.
+
+    The hash of a configuration covers the path of a file and not its content, so that both count as runs of the table.
+    """
+    first: dict[str, Run] = {}
+    for run in runs:
+        other = first.setdefault(run.data_options, run) if run.hashes else run
+        if other.hashes != run.hashes:
+            return other, run
+    return None
 
 
 def intervals_are_over(entries: Iterable[Entry]) -> str:
@@ -580,7 +609,7 @@ def _interval_over_folds(runs: Sequence[Run]) -> Interval | None:
 
     An image that several seeds tested counts once, with the share of networks that get it wrong.
     """
-    if not have_same_images(runs) or not have_same_files(runs):
+    if not have_same_images(runs) or changed_files(runs):
         return None
     of_folds: defaultdict[int, list[Predictions]] = defaultdict(list)
     for run in runs:

@@ -2,12 +2,15 @@
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
+from PIL import Image
 
 from capsule_lab import runs
 from capsule_lab.commands import compose
@@ -23,6 +26,15 @@ class SmallerImages(MNISTDataModule):
     """Images of another shape than the network expects."""
 
     spec = DataSpec(image_shape=(1, 20, 20), num_classes=10)
+
+
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+class NamedClasses(MNISTDataModule):
+    """As many classes as the network has, with names."""
+
+    spec = DataSpec(image_shape=(1, 28, 28), num_classes=10, classes=WORDS)
 
 
 OTHER_DATA = {"_target_": "capsule_lab.data.MNISTDataModule", "source": "standin"}
@@ -136,6 +148,43 @@ def test_evaluation_on_other_data_names_the_data_set(
     assert result["test"] != trained.result["test"]
 
 
+OWN_PICTURES = {"test_share": 1.0, "validation": "none", "source": "real"}
+
+
+def own_arrays(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Options of the data of an array file with two images of each class, whose labels are these names."""
+    images = np.zeros((20, 28, 28), np.uint8)
+    images[:, 8:20, 12:16] = 255
+    np.savez(folder / "own.npz", images=images, labels=np.repeat(np.array(names), 2))
+    target = {"_target_": "capsule_lab.data.ArraysDataModule", "path": str(folder / "own.npz")}
+    return target | OWN_PICTURES
+
+
+def own_folder(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """The same of a folder of pictures."""
+    for name in names:
+        (folder / "own" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("L", (28, 28)).save(folder / "own" / name / f"{number}.png")
+    target = {"_target_": "capsule_lab.data.PictureFolder", "path": str(folder / "own")}
+    return target | OWN_PICTURES | {"size": 28, "directory": str(folder / "packed")}
+
+
+@pytest.mark.parametrize("own", [own_arrays, own_folder])
+def test_classes_without_names_are_numbers_in_own_pictures(
+    trained: Trained, trainer: DictConfig, tmp_path: Path, own: Callable[..., dict[str, Any]]
+) -> None:
+    """Words would be classes in the order of the alphabet."""
+    digits = own(tmp_path, [*map(str, range(10))])
+    result = evaluate(runs.open(trained.directory), data=digits, trainer=trainer)
+    assert result["image_counts"]["test"] == 20
+    assert result["classes"]["images"] == {str(digit): 2 for digit in range(10)}
+    (tmp_path / "words").mkdir()
+    with pytest.raises(ValueError, match="zero|eight") as caught:
+        evaluate(runs.open(trained.directory), data=own(tmp_path / "words", WORDS), trainer=trainer)
+    assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in str(caught.value)
+
+
 @pytest.mark.whole
 def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path) -> None:
     expected = MNISTDataModule(source="standin", validation="stratified", seed=0)
@@ -155,6 +204,10 @@ def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path
         (
             {"data": {**OTHER_DATA, "_target_": "tests.commands.test_evaluate.SmallerImages"}},
             r"the data has \(1, 20, 20\)",
+        ),
+        (
+            {"data": {**OTHER_DATA, "_target_": "tests.commands.test_evaluate.NamedClasses"}},
+            r"was trained on the classes 0, 1, .*, 9; the data has zero, one, .*, nine: choose",
         ),
         ({"split": "train"}, r"split is .*; expected 'test' or 'val'"),
         (

@@ -339,6 +339,15 @@ ON_OTHER_DATA = "was trained on stand-in for MNIST.*, but the data here is real 
         (["train.resume=true", *REAL], ON_OTHER_DATA),
         (["ckpt=DIRECTORY", *REAL], ON_OTHER_DATA),
         (["ckpt=DIRECTORY", "model.channels=8"], r"last\.ckpt has another network"),
+        (
+            ["ckpt=DIRECTORY", "optimizer.eps=1e-6"],
+            r"optimizer, optimizer\.eps=1e-08 instead of opt",
+        ),
+        (["ckpt=DIRECTORY", "module.decay_all=true"], r"optimizer, module\.decay_all=False ins"),
+        (["ckpt=DIRECTORY", "optimizer=radam"], r"_target_=torch.optim.Adam instead of [^,]+;"),
+        (["ckpt=DIRECTORY", "trainer.max_epochs=3"], r"of another configuration, trainer\.max_ep"),
+        (["train.resume=true", "trainer.max_epochs=3"], r"a run of another configuration, trainer"),
+        (["train.resume=true", *NO_PICTURES], r"callbacks\.confusion\._target_=[^,]+Confusion"),
         ([], r"already contains a run; continue it with train\.resume=true, or set another"),
     ],
 )
@@ -352,6 +361,30 @@ def test_resuming_with_other_data_or_network_is_refused(
     with pytest.raises(RunError, match=message):
         train(tiny(*given), a_copy)
     assert contents(a_copy) == before
+
+
+def test_finished_run_without_checkpoints_is_not_replaced(a_copy: Path, tiny: Tiny) -> None:
+    shutil.rmtree(a_copy / "checkpoints")
+    before = contents(a_copy)
+    with pytest.raises(RunError, match=r"has the finished run of another configuration; expected"):
+        train(tiny("train.resume=true", "seed=1"), a_copy)
+    assert contents(a_copy) == before
+
+
+@pytest.mark.parametrize(
+    ("limit", "reached"),
+    [
+        ("trainer.max_steps=8", r"8 of trainer\.max_steps=8"),
+        ("trainer.max_epochs=1", r"2 of trainer\.max_epochs=1"),
+    ],
+)
+def test_checkpoint_at_the_end_of_the_run_has_nothing_to_train(
+    a_copy: Path, tiny: Tiny, tmp_path: Path, limit: str, reached: str
+) -> None:
+    directory = tmp_path / "run"
+    with pytest.raises(RunError, match=f"has {reached}, so there is nothing to train; expected"):
+        train(tiny(limit, f"ckpt={a_copy}"), directory)
+    assert not directory.exists()
 
 
 @pytest.mark.whole
@@ -428,7 +461,7 @@ def test_run_that_continues_another_configuration_locks_its_directory(
     ("moment", "signum", "message"),
     [
         (
-            "on_sanity_check_start",
+            "on_fit_start",
             signal.SIGUSR1,
             "stopped before training started; the checkpoints are unchanged",
         ),
@@ -456,9 +489,10 @@ def test_signal_outside_of_training_saves_nothing(
         requeued.append((number, signal.getsignal(signal.SIGTERM)))
 
     monkeypatch.setattr(command, "requeue", requeue)
-    resumed = ["train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]
+    (a_copy / "metrics.json").unlink()
+    resumed = ["train.resume=true", f"train.directory={a_copy}"]
     before = [signal.getsignal(number) for number in signals.SIGNALS]
-    ended = cli("train", *TINY, *NO_PICTURES, *resumed)
+    ended = cli("train", *TINY, *resumed)
     assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {message}\n")
     assert requeued == [(signum, signal.SIG_IGN)], "SLURM's next signal does not end scontrol"
     assert [signal.getsignal(number) for number in signals.SIGNALS] == before
@@ -485,7 +519,8 @@ def test_logger_that_cannot_be_closed_does_not_cost_the_result(
 ) -> None:
     """The record is written before, with the hash of the whole ``metrics.csv``."""
     monkeypatch.setattr(callbacks, "close_loggers", lambda *_, **__: problem())
-    ended = cli("train", *TINY, *NO_PICTURES, "train.resume=true", f"train.directory={a_copy}")
+    (a_copy / "metrics.json").unlink()
+    ended = cli("train", *TINY, "train.resume=true", f"train.directory={a_copy}")
     assert (ended.status, ended.err) == (0, "")
     result = read_json(a_copy)
     assert result["curves"] == runs.files.sha256(a_copy / "metrics.csv")
@@ -633,7 +668,7 @@ def test_test_with_nan_is_an_error_and_writes_no_result(a_copy: Path, tiny: Tiny
     weight = content["state_dict"]["network.conv.weight"]
     weight.fill_(torch.nan)
     torch.save(content, path)
-    config = tiny("train.resume=true", *NO_PICTURES)
+    config = tiny("train.resume=true")
     message = r"^the test of \S+/best\.ckpt gives .*loss nan.*; expected finite numbers"
     with pytest.raises(RunError, match=message):
         train(config, a_copy)

@@ -22,7 +22,7 @@ from capsule_lab.statistics import (
     runs_for,
     unpaired_difference,
 )
-from capsule_lab.tables import comparison_formats
+from capsule_lab.tables import comparison_formats, formats
 from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.comparisons import Compared, compared, plan
 from capsule_lab.tables.expand import distinct, expand
@@ -560,6 +560,52 @@ def test_row_that_comparisons_share_is_pooled_once_and_only_with_the_same_pairin
         assert answer.difference.spread == pytest.approx(np.sqrt(0.5))
         assert answer.difference.df == 4, "two rows of three runs"
     assert pairs.difference.test == "paired t-test"
+
+
+OWN = ["data=arrays", "data.path=own.npz"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ("b", r"a seed 0 \(\S+\) and b seed 0 \(\S+\)"),
+        ("seed", r"a seed 0 \(\S+\) and a seed 1 \(\S+\)"),
+    ],
+)
+def test_runs_before_and_after_own_files_changed_are_not_tested_against_each_other(
+    tmp_path: Path, changed: str, names: str
+) -> None:
+    """The hash of a configuration has the path of the file, so that runs on both count as those of the table."""
+    rows = [{**row, "overrides": [*row["overrides"], *OWN]} for row in ROWS]
+    file = write_table(tmp_path, rows=rows, seeds=[0, 1, 2], comparisons=[APART])
+    table = read(file)
+    for cell in expand(table):
+        is_after = cell.seed == 1 if changed == "seed" else cell.row.name == changed
+        hashes = {"own.npz": "after" if is_after else "before"}
+        provenance = {"source": "real", "name": "arrays of own.npz", "sha256": hashes}
+        write_run(cell, error=ERRORS[cell.row.name][cell.seed], provenance=provenance)
+    entries = summarise(table)
+    (found,) = compared(table, entries)
+    assert found.difference.estimate == pytest.approx(-0.5)
+    assert found.difference.p is None
+    assert found.difference.low is None
+    assert re.fullmatch(f"no p value: the files of the data changed between {names}", found.remark)
+    expected = f"files of the data changed between {names}, so that means and differences mix other"
+    assert sum(bool(re.search(expected, remark)) for remark in formats.remarks(entries)) == 1
+
+
+def test_rows_that_prepare_own_pictures_differently_are_compared(tmp_path: Path) -> None:
+    """The hash of pictures in a folder is of their pixels."""
+    rows = []
+    for name, size in (("a", 16), ("b", 32)):
+        own = ["data=folder", "data.path=pictures", f"data.size={size}", "data.channels=1"]
+        rows.append({"name": name, "overrides": own})
+    table = read(write_table(tmp_path, rows=rows, seeds=[0, 1, 2], comparisons=[APART]))
+    for cell in expand(table):
+        provenance = {"source": "real", "name": "pictures", "sha256": cell.row.name}
+        write_run(cell, error=ERRORS[cell.row.name][cell.seed], provenance=provenance)
+    (found,) = compared(table, summarise(table))
+    assert found.difference == unpaired_difference(ERRORS["a"], ERRORS["b"])
 
 
 STAND_IN = {"source": "standin", "name": "bundled digits"}
