@@ -10,7 +10,7 @@ from typing import Any, cast
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from capsule_lab.config.folders import conf_dir, groups, options_of
+from capsule_lab.config.folders import conf_dir, groups, option_files, options_of
 from capsule_lab.config.hints import UNSUPPORTED, key_meant
 from capsule_lab.config.signatures import arguments_of, check_value
 from capsule_lab.errors import ConfigError, check_number, one_line, suggest
@@ -35,6 +35,7 @@ def check_run(config: DictConfig) -> None:
     _check_complete(config)
     _check_loss(config)
     _check_routing(config)
+    _check_schedules(config)
     _check_trainer(config)
 
 
@@ -76,6 +77,8 @@ def _check_arguments(
         if name.startswith("_"):
             continue
         key = f"{path}.{name}"
+        if name in _OF_DATA.get(path, ()):
+            raise ConfigError(f"{key} is {node[name]}, but it is that of the data; leave it out")
         if name not in arguments:
             known = [f"{path}.{option}" for option in arguments]
             options = suggest(key, known) if known else f"{node['_target_']} takes no options"
@@ -85,6 +88,13 @@ def _check_arguments(
         is_known_later = OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name)
         if not is_known_later and key != "trainer.precision":  # where we add "auto"
             _check_argument(key, node[name], arguments[name])
+
+
+_OF_DATA = {
+    "model": ("image_shape", "num_classes"),
+    "module": ("network", "num_classes", "labels_per_image"),
+}
+"""Arguments that are no options, because the run knows them."""
 
 
 def _check_argument(key: str, value: Any, argument: Parameter) -> None:
@@ -190,6 +200,40 @@ def _check_routing(config: DictConfig) -> None:
         raise ConfigError(
             f"{network} routes, but routing is none; expected routing= one of {options}"
         )
+    given = config.get("class_routing")
+    if given is not None and "class_routing" not in config.model and not _is_of_a_routing(given):
+        raise ConfigError(
+            f"{network} has no options of its class layer apart, so class_routing={given} would have no effect; "
+            "expected class_routing=null"
+        )
+
+
+def _is_of_a_routing(class_routing: DictConfig) -> bool:
+    """Return whether an option of the group ``routing`` sets these options; they affect only networks that take any."""
+    for file in option_files("routing").values():
+        if cast(DictConfig, OmegaConf.load(file)).get("class_routing") == class_routing:
+            return True
+    return False
+
+
+def _check_schedules(config: DictConfig) -> None:
+    """Check that something reads every schedule, if the module is ours; any other may read schedules of its own."""
+    if not config.module["_target_"].startswith("capsule_lab."):
+        return
+    loss = config.loss.get("classification")
+    arguments = (arguments_of(get_object(loss["_target_"])) or {}) if loss else {}
+    known = {*_SCHEDULES, *arguments}
+    for name in map(str, config.schedule):
+        if name not in known and not name.startswith("routing_"):
+            options = [f"schedule.{each}" for each in (*_SCHEDULES, "routing_…")]
+            raise ConfigError(
+                f"schedule.{name} would have no effect, as neither the loss nor the routing has it; "
+                f"{suggest(f'schedule.{name}', options)}, or another argument of the loss"
+            )
+
+
+_SCHEDULES = ("learning_rate", "margin")
+"""Schedules in our groups; a loss without a margin leaves out that of its preset."""
 
 
 # --- values ----------------------------------------------------------------------------------------------------------

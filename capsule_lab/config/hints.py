@@ -70,12 +70,14 @@ def hint(key: str, config: DictConfig) -> str:
     public = sorted(f"{prefix}{name}" for name in map(str, node) if not name.startswith("_"))
     listed = f"Options: {', '.join(public)}"
     other = key_meant(key, config)
-    if other:
+    if other and parent != "class_routing":
         return f"did you mean {other}? {listed}"
     if parent == "trainer" and name in UNSUPPORTED:
         return UNSUPPORTED[name]
     known = arguments_of(get_object(node["_target_"])) if "_target_" in node else {}
     if known and key == f"{prefix}{name}" and name in known:
+        return f"{listed} (+{key}=… adds it)"
+    if parent == "class_routing" and name in (config.get("routing") or ()):
         return f"{listed} (+{key}=… adds it)"
     close = closest(name, map(str, node))
     return f"did you mean {prefix}{close}? {listed}" if close else listed

@@ -74,7 +74,9 @@ def _of_hydra(
         )
     found = re.match("Could not override '([^'=]+)'", str(error))
     if found and command and isinstance(error, HydraException):
-        return _unknown_key(found[1], command, overrides)
+        key = found[1]
+        within = getattr(error.__cause__, "full_key", None) or ""  # of a value such as {key: value}
+        return _unknown_key(within if within.startswith(f"{key}.") else key, command, overrides)
     return one_line(error)
 
 

@@ -180,7 +180,7 @@ def test_classes_without_names_are_numbers_in_own_pictures(
     assert result["image_counts"]["test"] == 20
     assert result["classes"]["images"] == {str(digit): 2 for digit in range(10)}
     (tmp_path / "words").mkdir()
-    with pytest.raises(ValueError, match="zero|eight") as caught:
+    with pytest.raises(ValueError, match=r"zero|eight") as caught:
         evaluate(runs.open(trained.directory), data=own(tmp_path / "words", WORDS), trainer=trainer)
     assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in str(caught.value)
 
