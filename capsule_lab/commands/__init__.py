@@ -57,10 +57,12 @@ def proposals(run: FinishedRun) -> list[str]:
     for name in names():
         command = load(name)
         arguments = command.proposes(run) if command.proposes else []
-        if arguments:
-            lines.append(
-                f"{program} {name} {' '.join([*arguments, *map(shlex.quote, search_override())])}"
-            )
+        if not arguments:
+            continue
+        more = search_override()
+        if run.packages and name != "train" and "trust" in command.own_options:
+            more.append(f"trust=[{','.join(run.packages)}]")
+        lines.append(f"{program} {name} {' '.join([*arguments, *map(shlex.quote, more)])}")
     return lines
 
 

@@ -22,6 +22,7 @@ from capsule_lab.commands.declare import command
 from capsule_lab.config.check import check_run
 from capsule_lab.config.check_options import check_options
 from capsule_lab.config.compose import overrides_of
+from capsule_lab.config.composition import to_container
 from capsule_lab.config.declaration import (
     FinishedRun,
     Group,
@@ -121,7 +122,9 @@ def main(options: TrainOptions) -> None:
         next_commands: list[str] = []
         if not in_sweep and result["status"] != runs.results.PAUSED:
             has_weights = any(directory.glob("checkpoints/*.ckpt"))
-            run = FinishedRun(result, as_typed(directory), has_weights, choices, overrides)
+            packages = runs.trust.packages_of(to_container(config))
+            place = as_typed(directory)
+            run = FinishedRun(result, place, has_weights, choices, overrides, packages)
             next_commands = proposals(run)
         text = summary(result, directory, choices, next_commands)
         Console(highlight=False).print("", text, sep="\n", soft_wrap=True)  # commands to copy

@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from capsule_lab import runs
 from capsule_lab.config import presets
+from capsule_lab.config.composition import to_container
 from capsule_lab.errors import InterruptError, PauseError
 from capsule_lab.system import protocol
 from capsule_lab.system.environment import command_line
@@ -117,6 +118,8 @@ class Training:
             loggers=build.build_loggers(self.config.get("logger"), self.directory),
         )
         check_objects.check_together(self.trainer, self.module, data)
+        packages = runs.trust.packages_of(to_container(self.config))
+        check_objects.try_own_parts(self.module, data, packages)
         last = self.directory / "checkpoints" / "last.ckpt"
         runs.check_will_open(self.embed.record(self.trainer), self.module.network, last)
         memory.log_need(self.config, self.module, data.spec, self.trainer)

@@ -3,13 +3,134 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import traceback
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from capsule_lab.config.build import constructing
-from capsule_lab.errors import ConfigError, suggest
+from capsule_lab.errors import ConfigError, one_line, suggest
+
+_TRIED = 2  # ours: images; with one, a wrong order of axes can have the same shape
+
+
+def try_own_parts(module: Any, data: Any, packages: Collection[str]) -> None:
+    """Compute the loss of two training images, in eval mode, if a run has parts from ``packages`` of the user.
+
+    A wrong output is then found before a directory is created. An error within these packages is passed on, because its
+    traceback says where it is.
+
+    Raises:
+        ConfigError: if an output has another type or shape than the other parts expect.
+    """
+    if not packages:
+        return
+    dataset = data.dataset("train")
+    index = torch.arange(min(_TRIED, len(dataset)))
+    batch = data.transform_batch(dataset[index, 0], "val")
+    schedule = {name: of_run.for_run(1, 1)(0) for name, of_run in module.schedule.items()}
+    own = ", ".join(sorted(packages))
+    with _evaluating(module), _checking_routings(module, packages):
+        try:
+            output = module.network(*module.inputs_of(batch))
+            if hasattr(module, "loss"):
+                _check_output(module.network, output, (len(index), data.spec.num_classes))
+            if _package(type(module).__module__) not in packages:  # it may need its Trainer
+                _check_terms(module.loss_terms(batch, output, schedule))
+        except ConfigError:
+            raise
+        except Exception as error:
+            if _is_within(error, packages):
+                raise
+            raise ConfigError(
+                f"{own}: the loss of {len(index)} images cannot be computed with parts of this package; "
+                f"{type(error).__name__}: {one_line(error)}"
+            ) from error
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Turn off training and gradients; restore the modes of all modules and the state of random numbers."""
+    modes = {each: each.training for each in module.modules()}
+    module.eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            yield
+    finally:
+        for each, mode in modes.items():
+            each.training = mode
+
+
+@contextmanager
+def _checking_routings(module: nn.Module, packages: Collection[str]) -> Iterator[None]:
+    """Check what the routings of ``packages`` return."""
+    from capsule_lab.routing import AbstractRouting
+
+    hooks = []
+    for each in module.modules():
+        if isinstance(each, AbstractRouting) and _package(type(each).__module__) in packages:
+            hooks.append(each.register_forward_hook(_check_parents, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _check_parents(routing: Any, inputs: Any, options: dict[str, Any], parents: Any) -> None:
+    from capsule_lab.types import Capsules
+
+    votes = routing.counted_votes(inputs[0] if inputs else options["votes"])
+    batch, _, number, dim = votes.shape
+    found = f"a {type(parents).__name__}"
+    if isinstance(parents, Capsules):
+        shapes = [tuple(each.shape) if isinstance(each, Tensor) else each for each in parents[:2]]
+        if shapes == [(batch, number, dim), (batch, number)]:
+            return
+        found = f"poses {shapes[0]} and activations {shapes[1]}"
+    raise ConfigError(
+        f"{type(routing).__name__} returned {found}; expected Capsules of poses (batch, parent, dim), here "
+        f"{(batch, number, dim)}, and activations (batch, parent), here {(batch, number)}"
+    )
+
+
+def _check_output(network: Any, output: Any, expected: tuple[int, int]) -> None:
+    """Check that the output of a classifier has scores of this shape."""
+    from capsule_lab.types import CapsuleOutput
+
+    found = f"a {type(output).__name__}"
+    if isinstance(output, CapsuleOutput):
+        scores = output.scores
+        found = f"scores {tuple(scores.shape) if isinstance(scores, Tensor) else scores!r}"
+        if isinstance(scores, Tensor) and scores.shape == expected:
+            return
+    raise ConfigError(
+        f"{type(network).__name__} returned {found}; expected a CapsuleOutput with scores (batch, class), here "
+        f"{expected}"
+    )
+
+
+def _check_terms(terms: Any) -> None:
+    """Check that the terms of a loss are scalars."""
+    for name, term in terms.items():
+        if not isinstance(term, Tensor) or term.ndim:
+            found = f"of shape {tuple(term.shape)}" if isinstance(term, Tensor) else repr(term)
+            raise ConfigError(f"the term {name} of the loss is {found}; expected a scalar tensor")
+
+
+def _is_within(error: BaseException, packages: Collection[str]) -> bool:
+    """Return whether a function of ``packages`` was running when an error was raised."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if _package(frame.f_globals.get("__name__", "")) in packages:
+            return True
+    return False
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def check_together(trainer: Any, module: Any, data: Any) -> None:

@@ -202,6 +202,7 @@ class FinishedRun(NamedTuple):
         has_weights: whether it has a checkpoint.
         chosen: the chosen option of each configuration group.
         overrides: the overrides of the training.
+        packages: the user's own packages in its configuration, which a command that opens it must trust.
     """
 
     result: Mapping[str, Any]
@@ -209,6 +210,7 @@ class FinishedRun(NamedTuple):
     has_weights: bool
     chosen: Mapping[str, Any]
     overrides: Sequence[str]
+    packages: Sequence[str] = ()
 
     @property
     def routes(self) -> bool:

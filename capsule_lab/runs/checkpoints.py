@@ -273,10 +273,11 @@ def _check_same_configuration(
 def _check_same_optimizer(path: Path, before: Mapping[str, Any], config: DictConfig) -> None:
     """Check the options that a checkpoint's state of the optimizer contains: it would replace those of ``config``."""
     now = to_container(config)
-    found = {}
-    for key, values in effective_differences(before, now).items():
-        if key.startswith("optimizer.") or key == "module.decay_all":
-            found[key] = values
+    found = {
+        key: values
+        for key, values in effective_differences(before, now).items()
+        if key.startswith("optimizer.") or key == "module.decay_all"
+    }
     if found:
         there, here = _in_both(found)
         raise RunError(

@@ -570,7 +570,8 @@ def have_same_images(runs: Sequence[Run]) -> bool:
     """Return whether runs were tested on the same images, those of each fold if there are any, as far as is known.
 
     Labels alone do not tell: pictures that are listed by class have the labels of others of the same classes. The runs
-    may be of several rows, which may prepare the same pictures differently; see ``changed_files`` for those of the same options.
+    may be of several rows, which may prepare the same pictures differently; see ``changed_files`` for runs of the same
+    options.
     """
     labels: dict[Fold | None, Any] = {}
     for run in runs:

@@ -59,6 +59,9 @@ def test_own_routing_trains(own: Path, cli: Cli, arguments: list[str]) -> None:
     given = [argument.format(own / "conf") for argument in arguments]
     ended = cli("train", *given, *TINY_DATA, *STEPS, *NO_PICTURES)
     assert ended.status == 0, ended.err
+    proposed = ended.out.partition("try next")[2].strip().splitlines()
+    analyse = [line for line in proposed if "analyse" in line]
+    assert [line.endswith("'trust=[mine]'") for line in analyse] == [True]
     (result,) = [json.loads(file.read_text()) for file in Path("runs").glob("*/metrics.json")]
     assert result["steps"] == 2
 

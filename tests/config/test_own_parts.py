@@ -1,0 +1,171 @@
+"""Parts of a user's package with wrong outputs are refused before a run directory is created."""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_DATA, Cli, Ended
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=2", "data.train_images=80"]
+CODE = """
+from torch import nn
+
+from capsule_lab.functional import length, with_dense_votes
+from capsule_lab.networks.base import AbstractNetwork
+from capsule_lab.routing import AbstractRouting
+from capsule_lab.types import Capsules, CapsuleOutput
+
+
+class Routing(AbstractRouting):
+    def __init__(self, parents, dim, *, returns):
+        super().__init__()
+        self.returns = returns
+
+    @with_dense_votes
+    def forward(self, votes, activations=None, *, normalise=None, on_iteration=None):
+        poses = votes.mean(1)
+        if self.returns == "an error":
+            return self.nothing(poses)
+        return {
+            "a tuple": (poses, length(poses)),
+            "nothing": None,
+            "other axes": Capsules(poses.transpose(1, 2), length(poses)),
+            "children": Capsules(votes.mean(2), length(votes.mean(2))),
+            "parents": Capsules(poses, length(poses)),
+        }[self.returns]
+
+
+class Network(AbstractNetwork):
+    scores_are = "logits"
+
+    def __init__(self, image_shape, num_classes, *, returns):
+        super().__init__()
+        self.returns = returns
+        self.linear = nn.Linear(784, num_classes)
+
+    def forward(self, images):
+        scores = self.linear(images.flatten(1))
+        return {
+            "a tensor": scores,
+            "three classes": CapsuleOutput(scores[:, :3]),
+            "scores": CapsuleOutput(scores),
+        }[self.returns]
+
+
+def of_each_image(scores, labels):
+    return scores.square().sum(1)
+
+
+def a_number(scores, labels):
+    return 3.0
+"""
+CONF = {
+    "model/own.yaml": """
+# @package _global_
+defaults:
+  - /module: classifier
+  - override /routing: none
+  - override /loss: cross_entropy
+model:
+  _target_: own_parts.Network
+  returns: scores
+""",
+    "routing/own.yaml": """
+_target_: own_parts.Routing
+_partial_: true
+returns: parents
+""",
+    "loss/own.yaml": """
+classification:
+  _target_: own_parts.of_each_image
+  _partial_: true
+reconstruction: null
+""",
+}
+
+
+@pytest.fixture
+def train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> Callable[[Sequence[str]], Ended]:
+    """The command ``train`` with the files above, outside the repository."""
+    (tmp_path / "own_parts.py").write_text(CODE)
+    for name, text in CONF.items():
+        file = tmp_path / "conf" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
+    importlib.invalidate_caches()
+    conf = f"--config-dir={tmp_path / 'conf'}"
+    return lambda chosen: cli("train", conf, *chosen, *TINY_DATA, *STEPS, *NO_PICTURES)
+
+
+SHAPES = r"expected Capsules of poses \(batch, parent, dim\), here \(2, 10, 4\), and activations"
+ROUTINGS = {
+    "a tuple": f"Routing returned a tuple; {SHAPES}",
+    "nothing": f"Routing returned a NoneType; {SHAPES}",
+    "other axes": rf"Routing returned poses \(2, 4, 10\) and activations \(2, 10\); {SHAPES}",
+    "children": rf"Routing returned poses \(2, \d+, 4\) and activations \(2, \d+\); {SHAPES}",
+}
+NETWORKS = {
+    "a tensor": r"Network returned a Tensor; expected a CapsuleOutput with scores .*here \(2, 10\)",
+    "three classes": r"Network returned scores \(2, 3\); expected a CapsuleOutput",
+}
+LOSSES = {
+    "of_each_image": r"the term of_each_image of the loss is of shape \(2,\); expected a scalar",
+    "a_number": r"the term a_number of the loss is 3.0; expected a scalar tensor",
+}
+
+
+def wrong_parts() -> Iterator[Any]:
+    """The options of the command, and the message."""
+    for returns, message in ROUTINGS.items():
+        yield [*TINY_CAPSNET, "routing=own", f"routing.returns={returns}"], message
+    for returns, message in NETWORKS.items():
+        yield ["model=own", f"model.returns={returns}"], message
+    for name, message in LOSSES.items():
+        loss = ["loss=own", f"loss.classification._target_=own_parts.{name}"]
+        yield [*TINY_CAPSNET[:-1], "model.decoder=null", *loss], message
+
+
+@pytest.mark.parametrize(("chosen", "message"), [*wrong_parts()])
+def test_wrong_output_is_refused_before_a_directory_is_created(
+    train: Callable[[Sequence[str]], Ended], chosen: list[str], message: str
+) -> None:
+    ended = train(chosen)
+    assert ended.status == 2
+    assert re.search(message, ended.err)
+    assert not [*Path("runs").glob("*-mnist-*")]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        [*TINY_CAPSNET, "routing=own"],
+        pytest.param(["model=own"], marks=pytest.mark.whole),
+    ],
+)
+def test_right_parts_train(
+    train: Callable[[Sequence[str]], Ended], cli: Cli, chosen: list[str]
+) -> None:
+    ended = train(chosen)
+    assert ended.status == 0, ended.err
+    (directory,) = Path("runs").glob("*-mnist-*")
+    exported = cli(
+        "export", f"ckpt={directory}", "to=torch_export", "out=own.pt2", "trust=[own_parts]"
+    )
+    assert exported.status == 0, exported.err
+
+
+def test_error_in_own_code_keeps_its_traceback(train: Callable[[Sequence[str]], Ended]) -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        train([*TINY_CAPSNET, "routing=own", "routing.returns=an error"])
+    assert not [*Path("runs").glob("*-mnist-*")]
