@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any, SupportsFloat
 
 
@@ -161,7 +162,7 @@ def check_number(
 def check_sizes(owner: str, **sizes: int) -> None:
     """Check that sizes, such as the number of channels, are positive whole numbers."""
     for size, value in sizes.items():
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool)  # also of NumPy
         if not is_whole or value < 1:
             expected = "1 or more" if is_whole else "a whole number"
             raise ValueError(f"{owner} has {size} {value!r}; expected {expected}")

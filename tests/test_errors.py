@@ -3,9 +3,12 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from capsule_lab.errors import check_number, check_sizes, closest, printable
+from capsule_lab.networks import CapsNet
 
 
 def test_closest_finds_the_name_that_was_meant() -> None:
@@ -41,6 +44,14 @@ def test_printable_removes_control_characters() -> None:
     assert printable(hostile) == " ]0;title   31mred  drawkcab "
     harmless = "π ± 日本 [/b] \\ <b>"
     assert printable(harmless) == harmless
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_numbers_of_numpy_are_sizes() -> None:
+    check_sizes("a layer", channels=np.int64(3))
+    network = CapsNet((1, np.int64(28), 28), np.array([3, 5]).max())
+    assert network.image_shape == (1, 28, 28)
+    assert network(torch.zeros(1, 1, 28, 28)).scores.shape == (1, 5)
 
 
 @pytest.mark.parametrize("value", [True, False])

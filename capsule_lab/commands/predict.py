@@ -43,7 +43,7 @@ class PredictOptions(Options):
     top: Count = 3
     """Classes that are printed for each picture."""
     sheet: str | None = None
-    """A file for a picture of what the network sees, at most 400 pictures."""
+    """A .png, .pdf, .svg or .jpg file for a picture of what the network sees, at most 400 pictures."""
     polarity: Literal["auto", "dark_on_light", "light_on_dark"] = "auto"
     """Of drawn digits: dark_on_light or light_on_dark if auto is wrong."""
     trust: Trusted = Field([])
@@ -62,6 +62,9 @@ def main(options: PredictOptions) -> None:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
     build.quiet_lightning_logs()
+    sheet = expanded(options.sheet) if options.sheet else None
+    if sheet is not None:
+        runs.files.check_figure_name("sheet", sheet)
     predictor = load(options.ckpt, trust=options.trust)
     if predictor.input_form["kind"] != "digit":
         where = "on networks that were not trained on digits"
@@ -86,8 +89,8 @@ def main(options: PredictOptions) -> None:
     write = {"table": _print_table, "json": _print_json, "csv": _print_csv}[options.to]
     if predictions or options.to != "table":
         write(predictions, options.top)
-    if options.sheet and seen:
-        _draw(seen, predictions, expanded(options.sheet))
+    if sheet is not None and seen:
+        _draw(seen, predictions, sheet)
     for reason in unreadable:
         sys.stderr.write(f"capsule_lab: {printable(reason)}\n")
     if unreadable:

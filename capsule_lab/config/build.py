@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config.composition import to_container
+from capsule_lab.config.messages import user_message
 from capsule_lab.config.signatures import arguments_of
 from capsule_lab.errors import ConfigError, one_line
 from capsule_lab.system.torch_internals import cpu_computes_bfloat16
@@ -36,9 +38,21 @@ def constructing(what: str) -> Iterator[None]:
         raise ConfigError(f"{what}: {one_line(error)}") from error
 
 
+def _instantiated(options: Any, **more: Any) -> Any:
+    """Build an object of a configuration, or with ``_partial_`` a function that does.
+
+    Raises:
+        ConfigError: if its constructor refuses the options.
+    """
+    try:
+        return instantiate(options, _convert_="all", **more)
+    except InstantiationException as error:
+        raise ConfigError(user_message(error)) from error
+
+
 def build_data(config: DictConfig) -> Any:
     """Build the DataModule of ``config.data``."""
-    return instantiate(config.data, _convert_="all")
+    return _instantiated(config.data)
 
 
 def build_module(config: DictConfig, spec: Any) -> Any:
@@ -48,7 +62,7 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     """
     # without interpolations, which Hydra would replace in the groups they name, and these may be read-only
     network, module = (
-        instantiate(OmegaConf.to_container(part, resolve=True), _partial_=True, _convert_="all")
+        _instantiated(OmegaConf.to_container(part, resolve=True), _partial_=True)
         for part in (config.model, config.module)
     )
     with constructing("model"):
@@ -135,13 +149,13 @@ def build_loggers(loggers: Mapping[str, DictConfig] | None, directory: Path) -> 
         for key in ("name", "id"):
             if options.get(key, "") is None:
                 named[key] = directory.name
-        built.append(instantiate(options, save_dir=str(directory), _convert_="all", **named))
+        built.append(_instantiated(options, save_dir=str(directory), **named))
     return built
 
 
 def build_callbacks(callbacks: Mapping[str, DictConfig] | None) -> list[Any]:
     """Build the callbacks of ``config.callbacks``."""
-    return [instantiate(options, _convert_="all") for options in _chosen(callbacks)]
+    return [_instantiated(options) for options in _chosen(callbacks)]
 
 
 def _chosen(group: Mapping[str, DictConfig] | None) -> list[DictConfig]:
@@ -183,7 +197,7 @@ def build_trainer(
             f"trainer.num_nodes is {options.num_nodes}, but no variable describes the nodes; start a process on "
             "each node with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK"
         )
-    trainer = instantiate(options, _partial_=True, _convert_="all")
+    trainer = _instantiated(options, _partial_=True)
     # Lightning's works only on GPUs; ours has no effect in a single process
     arguments["sync_batchnorm"] = False
     if options.get("sync_batchnorm", True):

@@ -183,7 +183,7 @@ def _check_monitors(callbacks: Sequence[Any], module: Any, data: Any) -> None:
         monitor = getattr(callback, "monitor", None)
         if monitor is None or monitor in measured or monitor.startswith(_STATISTICS):
             continue
-        unlikely = ("test/", "train/l2", "val/l2")
+        unlikely = ("train/l2", "val/l2")
         known = [name for name in measured if not name.startswith(unlikely)]
         raise ConfigError(
             f"{type(callback).__name__}: monitor is {monitor}; {suggest(monitor, known)}"
@@ -193,10 +193,8 @@ def _check_monitors(callbacks: Sequence[Any], module: Any, data: Any) -> None:
 def _measured(module: Any, data: Any) -> set[str]:
     """Return the names of the metrics that a module logs in training on this data."""
     quantities = getattr(module, "quantities", None)  # of pair metrics, each of which has several
-    if quantities is None:
-        names = {*module.metrics}
-    else:
-        names = {f"{split}/{name}" for split, name in itertools.product(_SPLITS, quantities)}
+    names = {*(module.metrics if quantities is None else ())}
+    names |= {f"val/{name}" for name in quantities or ()}
     terms = ["loss", "l2", "reconstruction"]
     if hasattr(module, "loss"):
         function = getattr(module.loss, "func", module.loss)
@@ -204,10 +202,9 @@ def _measured(module: Any, data: Any) -> set[str]:
     names |= {f"{split}/{term}" for split, term in itertools.product(("train", "val"), terms)}
     names |= {f"{part}/error" for part in data.further_validations}
     names |= {f"schedule/{name}" for name in module.schedule}
-    return names
+    return {name for name in names if not name.startswith("test/")}
 
 
-_SPLITS = ("val", "test")
 _STATISTICS = ("val/coupling_entropy", "val/dead_", "val/activation_")
 """Beginnings of names of statistics of routing, which a callback logs by layer."""
 

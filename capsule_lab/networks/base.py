@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, cast, runtime_checkable
 
 import torch
@@ -19,7 +20,7 @@ from capsule_lab.types import CapsuleOutput, Change, ImageBatch, OnIteration
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and value > 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and value > 0
 
 
 class AbstractImageNetwork(nn.Module, ABC):
@@ -44,7 +45,7 @@ class AbstractImageNetwork(nn.Module, ABC):
                 f"images are {height}x{width}; {name} needs at least {smallest}x{smallest}: use larger images (with "
                 f"data=folder in a command, {enough}) or smaller kernels"
             )
-        self.image_shape = (channel, height, width)
+        self.image_shape = (int(channel), int(height), int(width))
         return self.image_shape
 
     def check_images(self, images: Tensor) -> None:

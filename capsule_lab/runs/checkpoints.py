@@ -113,9 +113,10 @@ def read_any(path: Path) -> dict[str, Any]:
 
 
 def read_foreign(path: Path) -> dict[str, Any]:
-    """Read a file as ``read_any`` does, or a state dict that ``torch.save`` wrote, which has no record."""
+    """Read a file as ``read_any`` does, or a state dict of another program, ``.safetensors`` too, without a record."""
     if path.suffix == ".safetensors":
-        return read_safetensors(path)
+        record, weights = _read_safetensors(path)
+        return {"state_dict": weights} if record is None else _as_checkpoint(record, weights, path)
     content = _unpickled(path)
     if type(content) is dict and "capsule_lab" in content:
         check(content["capsule_lab"], path)
@@ -183,6 +184,18 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 
     Raise a ``RunError`` if it is damaged, has a header of more than 1 MB, or was not written by ``write_safetensors``.
     """
+    return _as_checkpoint(*_read_safetensors(path), path)
+
+
+def _as_checkpoint(record: Any, weights: dict[str, Tensor], path: Path) -> dict[str, Any]:
+    """Return the weights of a file with its checked record in the form of a checkpoint."""
+    check(record, path)
+    state = {f"network.{name}": weight for name, weight in weights.items()}
+    return {"capsule_lab": record, "state_dict": state, "global_step": record.get("step")}
+
+
+def _read_safetensors(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Return the record in a file of safetensors, ``None`` if it has none, and the weights by name."""
     require(f"reading {path.name}", "weights", "safetensors")
     from safetensors import safe_open
 
@@ -194,14 +207,12 @@ def read_safetensors(path: Path) -> dict[str, Any]:
             metadata = opened.metadata() or {}
             record = json.loads(metadata.get("capsule_lab", "null"))
             names = opened.keys()
-            weights = {f"network.{name}": opened.get_tensor(name) for name in names}
+            return record, {name: opened.get_tensor(name) for name in names}
     except Exception as error:  # from safetensors or json, depending on the damage
         raise RunError(
             f"{path} cannot be read as weights ({one_line(error)[:200]}); it is truncated, damaged or another kind of "
             "file: fetch or export it again"
         ) from error
-    check(record, path)
-    return {"capsule_lab": record, "state_dict": weights, "global_step": record.get("step")}
 
 
 def _check_header(length: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from capsule_lab.config.messages import user_message
-from capsule_lab.errors import RunError, cleaned, one_line
+from capsule_lab.errors import ConfigError, RunError, cleaned, one_line
 from capsule_lab.system.files import atomically, read_regular
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LARGEST_RECORD = 2**24  # ours: bytes; those of runs have 10 kB
+_FIGURES = (".png", ".pdf", ".svg", ".jpg")
 _DPI = 120  # ours: of figures
 
 
@@ -105,8 +106,16 @@ def sha256(path: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def check_figure_name(option: str, path: Path) -> None:
+    """Raise a ``ConfigError`` if the ending of a file that a user names is not that of a format of figures."""
+    if path.suffix.lower() not in _FIGURES:
+        raise ConfigError(
+            f"{option}={path} does not name a format of pictures; expected a name that ends in {', '.join(_FIGURES)}"
+        )
+
+
 def save_figure(figure: Figure, path: Path) -> None:
-    """Save a figure; create its folder if necessary."""
+    """Save a figure in the format of its ending; create its folder if necessary."""
     from capsule_lab.analysis.axes import as_png, show_dollar_signs  # imports matplotlib
 
     with writing(path), atomically(path) as temporary:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config.composition import to_container
-from capsule_lab.errors import RunError, one_line, printable, suggest
+from capsule_lab.errors import RunError, check_choice, one_line, printable, suggest
 from capsule_lab.runs import checkpoints, directories, ready_weights, results
 from capsule_lab.runs.select_run import locate
 from capsule_lab.runs.trust import check_targets, packages_of, plain_value, refuses_pickles
@@ -225,6 +225,9 @@ class Run:
         Args:
             split: ``"train"``, ``"val"`` or ``"test"``. If there are several validation sets, only the first is used;
                 the parts of a test set follow one another.
+
+        Raises:
+            ValueError: if ``split`` is none of them.
         """
         for name, stored in stored_batches(self.data, split):
             yield self.data.transform_batch(stored, "val" if name == "train" else name)
@@ -275,6 +278,7 @@ def check_has_no_pickles(data: AbstractDataModule) -> None:
 def stored_batches(data: AbstractDataModule, split: str) -> Iterator[tuple[str, Batch]]:
     """Yield the name of the set, which selects the transform, and each stored ``Batch`` of prepared data."""
     stages = {"train": "fit", "val": "validate", "test": "test"}
+    check_choice("split", split, (*stages,))
     data.setup(stages[split])
     loaders = getattr(data, f"{split}_dataloader")()
     if not isinstance(loaders, list):

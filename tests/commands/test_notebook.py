@@ -26,8 +26,24 @@ def test_training_in_one_line_is_the_command(
         assert torch.equal(weight, expected[name]), name
 
     monkeypatch.setattr(training, "train", None)  # a finished run is opened, not trained
+    with pytest.raises(ValueError, match="split is 'all'; expected 'train', 'val' or 'test'"):
+        next(run.batches("all"))
     again = capsule_lab.train(*TINY, "train.resume=true")
     assert again.checkpoint == run.checkpoint
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("data.batch_size=0", "^data: batch sizes are 0 and 500; expected 1 or more$"),
+        ("data.mixup=-1.0", "^data: data.mixup is -1.0; expected more than 0"),
+        ("callbacks.best.mode=up", "^callbacks.best: .*mode"),
+        ("+data.nonsense=1", r"^data\.nonsense does not exist"),
+    ],
+)
+def test_mistake_is_a_config_error(wrong: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        capsule_lab.train(*TINY, wrong)
 
 
 def test_a_word_is_an_experiment() -> None:

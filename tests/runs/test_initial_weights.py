@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.models import get_model
 
@@ -75,16 +76,23 @@ def source_of(kind: str, trained: Trained) -> Path:
         path = Path("weights.safetensors")
         export(runs.open(trained.directory), "safetensors", path)
         return path
+    if kind == "plain safetensors":
+        path = Path("plain.safetensors")
+        save_file({name: weight.contiguous() for name, weight in stored(best).items()}, path)
+        return path
     path = Path("weights.pth")
     torch.save(stored(best), path)
     return path
+
+
+KINDS = ["run", "checkpoint", "safetensors", "plain safetensors", "state dict"]
 
 
 def counts_of(record: Mapping[str, Any]) -> tuple[int, int, int]:
     return record["loaded"], record["new"], record["unused"]
 
 
-@pytest.mark.parametrize("kind", ["run", "checkpoint", "safetensors", "state dict"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_weights_of_every_kind_of_file_are_loaded_to_the_bit(
     trained: Trained, tiny: Tiny, kind: str
 ) -> None:
@@ -100,7 +108,7 @@ def test_weights_of_every_kind_of_file_are_loaded_to_the_bit(
     assert record["file"] == file.name
     assert record["sha256"] == digest.hexdigest()
     assert counts_of(record) == (len(expected), 0, 0)
-    if kind == "state dict":
+    if kind in ("plain safetensors", "state dict"):
         assert record["data"] is None
         assert record["step"] is None
         return
