@@ -58,6 +58,9 @@ def _is_duration(field: Field[Any]) -> bool:
     return field.type in ("Duration", Duration)
 
 
+_ROUNDING = 1e-9  # ours: of a step divided by a duration; more than float64 loses, less than a step of any run
+
+
 @dataclass(frozen=True)
 class Schedule(ABC):
     """A number that depends on the step."""
@@ -97,6 +100,10 @@ class Schedule(ABC):
                 f"{self} lasts {duration!r}; call for_run(steps_per_epoch, total_steps) first"
             )
         return float(step / number)
+
+    def _completed(self, step: int, duration: Duration) -> int:
+        """Return how often ``duration`` has passed; a tenth of 30 steps is 3 steps, and a little more in float64."""
+        return math.floor(self._progress(step, duration) + _ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ class Staircase(Schedule):
     limit: float
 
     def __call__(self, step: int) -> float:
-        value = self.start + self.increment * math.floor(self._progress(step, self.every))
+        value = self.start + self.increment * self._completed(step, self.every)
         return min(value, self.limit) if self.increment > 0 else max(value, self.limit)
 
 
@@ -202,7 +209,7 @@ class Drops(Schedule):
     second: Duration
 
     def __call__(self, step: int) -> float:
-        drops = sum(self._progress(step, duration) >= 1 for duration in (self.first, self.second))
+        drops = sum(self._completed(step, duration) >= 1 for duration in (self.first, self.second))
         return self.initial * self.factor**drops
 
 

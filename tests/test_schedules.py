@@ -68,6 +68,19 @@ def test_schedules_of_the_papers_have_the_published_values() -> None:
     assert Staircase(0.2, 0.1, 1, 0.9)(7) == 0.9  # 0.2 + 7 * 0.1 is more in floating point
 
 
+def test_stairs_and_drops_come_at_the_exact_share_of_every_run() -> None:
+    """A share of a run, as a float, may be a little longer than the whole number of steps that it is."""
+    for parts in range(1, 40):
+        for steps in range(parts, 40 * parts, parts):
+            of_run = {"steps_per_epoch": 1, "total_steps": steps}
+            stairs = Staircase(0.0, 1.0, f"1/{parts} run", 1e6).for_run(**of_run)
+            share = steps // parts
+            assert [stairs(part * share) for part in range(parts)] == [*range(parts)]
+            assert stairs(share - 1) == 0
+            drops = Drops(1.0, 0.5, f"{1 / parts} run", "1 run").for_run(**of_run)
+            assert drops(share) == (0.25 if parts == 1 else 0.5)
+
+
 DURATIONS: dict[str | int | float, float] = {
     2000: 2000,
     12.5: 12.5,

@@ -46,7 +46,8 @@ _MIRROR = 2  # stream of its random draws, after those of the shift
 class AbstractOwnPictures(AbstractDataModule):
     """Base class of pictures of your own; pixels in [0, 1].
 
-    Test and validation pictures that are not given apart are drawn from the others in proportion to the classes, with
+    Test pictures that are not given apart are drawn from all pictures, also from those given for validation; then
+    validation pictures that are not given apart are drawn from the rest. Both are in proportion to the classes, with
     several labels at random, and do not depend on the seed. Networks overfit on a few hundred pictures without
     augmentation; shifts are therefore on by default. A subclass calls ``use_size`` as soon as it knows the size of the
     images.

@@ -36,7 +36,7 @@ def test_training_in_one_line_is_the_command(
     ("wrong", "message"),
     [
         ("data.batch_size=0", "^data: batch sizes are 0 and 500; expected 1 or more$"),
-        ("data.mixup=-1.0", "^data: data.mixup is -1.0; expected more than 0"),
+        ("data.mixup=-1.0", "^data.mixup is -1.0; expected more than 0"),
         ("callbacks.best.mode=up", "^callbacks.best: .*mode"),
         ("+data.nonsense=1", r"^data\.nonsense does not exist"),
     ],
