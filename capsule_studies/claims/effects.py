@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
@@ -341,8 +342,14 @@ def _runs_of_line(folder: Path, file: str, line: pd.Series, side: str) -> pd.Dat
 
 
 def _values(runs: pd.DataFrame, column: str = "value") -> pd.Series:
-    """Return the values of runs by seed."""
-    return runs.set_index("seed")[column].astype(float)
+    """Return the values of runs by seed; raise a ``ConfigError`` if one is not finite, and so no measurement."""
+    values = runs.set_index("seed")[column].astype(float)
+    wrong = values[~np.isfinite(values)]
+    if len(wrong):
+        raise ConfigError(
+            f"the run of seed {wrong.index[0]} has {column} {wrong.iloc[0]}; expected a finite number: name other runs"
+        )
+    return values
 
 
 def _images_seen(runs: pd.DataFrame) -> int | None:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from capsule_lab.errors import ConfigError
 from capsule_studies.claims import effects, plans, texts
 from capsule_studies.claims.verdicts import Judged
 from capsule_studies.tests.judged_claims import JUDGED
@@ -345,3 +346,10 @@ def test_the_test_of_a_plan_that_gives_a_reason_is_the_only_one() -> None:
     assert effects.effect_of(later).other is not None
     with pytest.raises(ValueError, match="C-100 has a reason for its pairing and no plan"):
         effects.effect_of({**later, "pairing": reason})
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_a_value_that_is_not_finite_is_no_measurement(value: str) -> None:
+    runs = pd.DataFrame({"seed": [0, 1], "value": ["1.5", value]})
+    with pytest.raises(ConfigError, match=f"^the run of seed 1 has value {value}; expected a fin"):
+        effects._values(runs)
