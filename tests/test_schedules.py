@@ -73,7 +73,7 @@ def test_stairs_and_drops_come_at_the_exact_share_of_every_run() -> None:
     for parts in range(1, 40):
         for steps in range(parts, 40 * parts, parts):
             of_run = {"steps_per_epoch": 1, "total_steps": steps}
-            stairs = Staircase(0.0, 1.0, f"1/{parts} run", 1e6).for_run(**of_run)
+            stairs = Staircase(0.0, 1.0, f"{1 / parts} run", 1e6).for_run(**of_run)
             share = steps // parts
             assert [stairs(part * share) for part in range(parts)] == [*range(parts)]
             assert stairs(share - 1) == 0

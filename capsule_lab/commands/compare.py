@@ -13,7 +13,7 @@ from capsule_lab import runs
 from capsule_lab.commands.declare import command
 from capsule_lab.config import plain_yaml
 from capsule_lab.config.declaration import Options
-from capsule_lab.config.identity import differences, flat
+from capsule_lab.config.identity import ABSENT, differences, flat
 from capsule_lab.errors import ConfigError, MissingPackageError, RunError, one_line, printable
 from capsule_lab.statistics import crossed_difference, mcnemar
 from capsule_lab.system.extras import require
@@ -143,6 +143,8 @@ def _config(directory: Path) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
+    if value is ABSENT:
+        return ""
     return "null" if value is None else str(value)
 
 

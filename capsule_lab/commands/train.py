@@ -34,6 +34,7 @@ from capsule_lab.config.declaration import (
 from capsule_lab.errors import RunError
 from capsule_lab.runs.summary import summary
 from capsule_lab.system import protocol
+from capsule_lab.system.files import expanded
 from capsule_lab.system.signals import interruptible
 from capsule_lab.system.slurm import was_requeued
 from capsule_lab.system.terminal import as_typed
@@ -192,7 +193,7 @@ def train(
     check_options(config, main)
     check_training(config)
     with _logging_to_stdout_if_nowhere():
-        return _train(config, Path(directory), overrides, start_time)
+        return _train(config, expanded(directory).absolute(), overrides, start_time)
 
 
 def _train(

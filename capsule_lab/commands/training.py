@@ -119,7 +119,7 @@ class Training:
         )
         check_objects.check_together(self.trainer, self.module, data)
         packages = runs.trust.packages_of(to_container(self.config))
-        check_objects.try_own_parts(self.module, data, packages)
+        check_objects.try_own_parts(self.trainer, self.module, data, packages)
         last = self.directory / "checkpoints" / "last.ckpt"
         runs.check_will_open(self.embed.record(self.trainer), self.module.network, last)
         memory.log_need(self.config, self.module, data.spec, self.trainer)

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab.config.composition import to_container
 from capsule_lab.config.messages import user_message
 from capsule_lab.config.signatures import arguments_of
-from capsule_lab.errors import ConfigError, one_line
+from capsule_lab.errors import CapsuleLabError, ConfigError, one_line
 from capsule_lab.system.torch_internals import cpu_computes_bfloat16
 
 log = logging.getLogger(__name__)
@@ -42,12 +42,14 @@ def _instantiated(options: Any, **more: Any) -> Any:
     """Build an object of a configuration, or with ``_partial_`` a function that does.
 
     Raises:
-        ConfigError: if its constructor refuses the options.
+        ConfigError: if its constructor refuses the options; an error of ours keeps its class.
     """
     try:
         return instantiate(options, _convert_="all", **more)
     except InstantiationException as error:
-        raise ConfigError(user_message(error)) from error
+        cause = error.__cause__
+        kind = type(cause) if isinstance(cause, CapsuleLabError) else ConfigError
+        raise kind(user_message(error)) from error
 
 
 def build_data(config: DictConfig) -> Any:

@@ -78,7 +78,8 @@ def _check_arguments(
             continue
         key = f"{path}.{name}"
         if name in _OF_DATA.get(path, ()):
-            raise ConfigError(f"{key} is {node[name]}, but it is that of the data; leave it out")
+            value = "null" if node[name] is None else node[name]
+            raise ConfigError(f"{key} is {value}, but it is that of the data; leave it out")
         if name not in arguments:
             known = [f"{path}.{option}" for option in arguments]
             options = suggest(key, known) if known else f"{node['_target_']} takes no options"
@@ -201,19 +202,31 @@ def _check_routing(config: DictConfig) -> None:
             f"{network} routes, but routing is none; expected routing= one of {options}"
         )
     given = config.get("class_routing")
-    if given is not None and "class_routing" not in config.model and not _is_of_a_routing(given):
+    if (
+        given is not None
+        and "class_routing" not in config.model
+        and _is_never_preset(config.routing)
+    ):
         raise ConfigError(
             f"{network} has no options of its class layer apart, so class_routing={given} would have no effect; "
             "expected class_routing=null"
         )
 
 
-def _is_of_a_routing(class_routing: DictConfig) -> bool:
-    """Return whether an option of the group ``routing`` sets these options; they affect only networks that take any."""
+def _is_never_preset(routing: DictConfig | None) -> bool:
+    """Return whether no option of the group ``routing`` sets ``class_routing`` beside this routing of ours.
+
+    Those that do are for networks with such options and without.
+    """
+    target = None if routing is None else routing["_target_"]
+    if target is not None and not target.startswith("capsule_lab."):
+        return False
     for file in option_files("routing").values():
-        if cast(DictConfig, OmegaConf.load(file)).get("class_routing") == class_routing:
-            return True
-    return False
+        content = cast(DictConfig, OmegaConf.load(file))
+        of_file = (content.get("routing") or content).get("_target_")
+        if of_file == target and content.get("class_routing"):
+            return False
+    return True
 
 
 def _check_schedules(config: DictConfig) -> None:

@@ -17,51 +17,64 @@ from capsule_lab.errors import ConfigError, one_line, suggest
 _TRIED = 2  # ours: images; with one, a wrong order of axes can have the same shape
 
 
-def try_own_parts(module: Any, data: Any, packages: Collection[str]) -> None:
+def try_own_parts(trainer: Any, module: Any, data: Any, packages: Collection[str]) -> None:
     """Compute the loss of two training images, in eval mode, if a run has parts from ``packages`` of the user.
 
     A wrong output is then found before a directory is created. An error within these packages is passed on, because its
-    traceback says where it is.
+    traceback says where it is. The CPU computes it: if training is on another device, other errors are ignored.
 
     Raises:
         ConfigError: if an output has another type or shape than the other parts expect.
     """
     if not packages:
         return
-    dataset = data.dataset("train")
-    index = torch.arange(min(_TRIED, len(dataset)))
-    batch = data.transform_batch(dataset[index, 0], "val")
-    schedule = {name: of_run.for_run(1, 1)(0) for name, of_run in module.schedule.items()}
-    own = ", ".join(sorted(packages))
     with _evaluating(module), _checking_routings(module, packages):
         try:
-            output = module.network(*module.inputs_of(batch))
-            if hasattr(module, "loss"):
-                _check_output(module.network, output, (len(index), data.spec.num_classes))
-            if _package(type(module).__module__) not in packages:  # it may need its Trainer
-                _check_terms(module.loss_terms(batch, output, schedule))
+            _try_loss(module, data, packages)
         except ConfigError:
             raise
         except Exception as error:
+            if trainer.strategy.root_device.type != "cpu":  # the part may need the device
+                return
             if _is_within(error, packages):
                 raise
             raise ConfigError(
-                f"{own}: the loss of {len(index)} images cannot be computed with parts of this package; "
-                f"{type(error).__name__}: {one_line(error)}"
+                f"{', '.join(sorted(packages))}: the loss of {_TRIED} images cannot be computed with parts of this "
+                f"package; {type(error).__name__}: {one_line(error)}"
             ) from error
+
+
+def _try_loss(module: Any, data: Any, packages: Collection[str]) -> None:
+    """Compute the loss of the first training images; check the output and the terms if the module is ours."""
+    dataset = data.dataset("train")
+    index = torch.arange(min(_TRIED, len(dataset)))
+    batch = data.transform_batch(dataset[index, 0], "val")
+    output = module.network(*module.inputs_of(batch))
+    if _package(type(module).__module__) in packages:  # its loss may need its Trainer
+        return
+    if hasattr(module, "loss"):
+        _check_output(module.network, output, (len(index), data.spec.num_classes))
+    schedule = {name: of_run.for_run(1, 1)(0) for name, of_run in module.schedule.items()}
+    _check_terms(module.loss_terms(batch, output, schedule))
 
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Turn off training and gradients; restore the modes of all modules and the state of random numbers."""
+    """Turn off training and gradients; restore modes and buffers of all modules and the states of random numbers."""
+    from lightning.pytorch.utilities.seed import isolate_rng
+
     modes = {each: each.training for each in module.modules()}
+    buffers = {buffer: buffer.clone() for buffer in module.buffers()}
     module.eval()
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with isolate_rng(include_cuda=False), torch.no_grad():
             yield
     finally:
         for each, mode in modes.items():
             each.training = mode
+        for buffer, before in buffers.items():
+            if not buffer.equal(before):
+                buffer.copy_(before)
 
 
 @contextmanager

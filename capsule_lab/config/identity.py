@@ -51,6 +51,9 @@ _HASHED_WHEN_SET: dict[str, Any] = {
 }
 """Keys that are newer than recorded runs, and their values without effect, with which a run keeps its hash."""
 
+ABSENT = object()
+"""In place of the value of an option that a configuration does not have."""
+
 
 def config_hash(config: DictConfig | Mapping[str, Any]) -> str:
     """Hash all values in a configuration, or its container, that affect the result: 8 hexadecimal digits."""
@@ -68,14 +71,14 @@ def effective_differences(
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the dotted key and both values of each option in which two configurations differ.
 
-    An absent option has the value ``""``. A group of options that the network or the module repeats, such as
+    An absent option has the value ``ABSENT``. A group of options that the network or the module repeats, such as
     ``model.routing``, is left out.
     """
     one, other = dict(flat(before)), dict(flat(now))
     found = {}
     for key in sorted({*one, *other}):
         is_copy = _is_copy(key, one) and _is_copy(key, other)
-        values = one.get(key, ""), other.get(key, "")
+        values = one.get(key, ABSENT), other.get(key, ABSENT)
         if not is_copy and values[0] != values[1]:
             found[key] = values
     return found
@@ -84,7 +87,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
 def flat(node: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested mappings with their dotted keys."""
     for name, value in node.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from flat(value, f"{parent}{name}.")
         else:
             yield f"{parent}{name}", value
@@ -93,8 +96,8 @@ def flat(node: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]
 def _is_copy(key: str, flat_config: Mapping[str, Any]) -> bool:
     """Return whether a group of options in the network or the module repeats a group of its own."""
     parent, _, option = key.partition(".")
-    repeated = flat_config.get(option, "")
-    return parent in ("model", "module") and repeated == flat_config.get(key, "")
+    repeated = flat_config.get(option, ABSENT)
+    return parent in ("model", "module") and repeated == flat_config.get(key, ABSENT)
 
 
 def _with_effect(content: Mapping[str, Any]) -> Mapping[str, Any]:

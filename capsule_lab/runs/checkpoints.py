@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from capsule_lab.config.composition import to_container
-from capsule_lab.config.identity import config_hash, effective_differences
+from capsule_lab.config.identity import ABSENT, config_hash, effective_differences, flat
 from capsule_lab.config.overrides import as_argument
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.directories import directory_of, find_checkpoint
@@ -272,7 +272,8 @@ def _check_same_configuration(
     directory: Path, before: Mapping[str, Any], config: DictConfig
 ) -> None:
     """Check that the run in ``directory`` has this configuration: all of it would be recorded as its."""
-    found = effective_differences(before, to_container(config))
+    found = _changed(before, config)
+    found.pop("data.path", None)  # the provenance has the hash of its files, which may have moved
     if found:
         there, here = _in_both(found)
         raise RunError(
@@ -281,12 +282,24 @@ def _check_same_configuration(
         )
 
 
+def _changed(before: Mapping[str, Any], config: DictConfig) -> dict[str, tuple[Any, Any]]:
+    """Return both values of each option that differs, without those that the version of ``before`` did not have."""
+    found = effective_differences(before, to_container(config))
+    objects = {
+        key.removesuffix("._target_") for key, _ in flat(before) if key.endswith("._target_")
+    }
+    for key, (value, _) in [*found.items()]:
+        parent = key.rpartition(".")[0]
+        if value is ABSENT and parent in {*objects, "train"} and f"{parent}._target_" not in found:
+            del found[key]
+    return found
+
+
 def _check_same_optimizer(path: Path, before: Mapping[str, Any], config: DictConfig) -> None:
     """Check the options that a checkpoint's state of the optimizer contains: it would replace those of ``config``."""
-    now = to_container(config)
     found = {
         key: values
-        for key, values in effective_differences(before, now).items()
+        for key, values in _changed(before, config).items()
         if key.startswith("optimizer.") or key == "module.decay_all"
     }
     if found:
@@ -313,13 +326,15 @@ def _check_steps_left(path: Path, checkpoint: Mapping[str, Any], config: DictCon
 
 def _in_both(differences: Mapping[str, tuple[Any, Any]]) -> tuple[str, str]:
     """Return the options of both sides for a message."""
-    shown = [*_without_options_of_others(differences)][:_MOST_OPTIONS]
+    keys = [*_without_options_of_others(differences)]
     there, here = [], []
-    for key in shown:
-        before, now = ("null" if value in (None, "") else value for value in differences[key])
-        there.append(f"{key}={before}")
-        here.append(f"{key}={now}")
-    return ", ".join(there), ", ".join(here)
+    for key in keys[:_MOST_OPTIONS]:
+        for side, value in zip((there, here), differences[key], strict=True):
+            text = "null" if value is None else value
+            side.append(f"no {key}" if value is ABSENT else f"{key}={text}")
+    left_out = len(keys) - len(here)
+    more = f" and {left_out} more" if left_out > 0 else ""
+    return ", ".join(there), ", ".join(here) + more
 
 
 def _without_options_of_others(keys: Collection[str]) -> Iterator[str]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LARGEST_RECORD = 2**24  # ours: bytes; those of runs have 10 kB
-_FIGURES = (".png", ".pdf", ".svg", ".jpg")
+_FIGURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg")
 _DPI = 120  # ours: of figures
 
 

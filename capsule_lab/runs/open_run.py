@@ -186,7 +186,7 @@ class Run:
                 f"{self.checkpoint} takes image_shape={takes.image}, num_classes={takes.classes}, labels_per_image="
                 f"{takes.labels}; the data has {has.image}, {has.classes}, {has.labels}: choose other data with data=…"
             )
-        if self.spec.class_names != data.spec.class_names:
+        if is_given and self.spec.class_names != data.spec.class_names:
             takes_names, has_names = (
                 _in_short(spec.class_names) for spec in (self.spec, data.spec)
             )

@@ -26,8 +26,9 @@ from capsule_lab.tables.schema import Column, Fold, Overrides, Published, Row, T
 
 log = logging.getLogger(__name__)
 
+_OWN_FILES = ("capsule_lab.data.ArraysDataModule", "capsule_lab.data.PictureFolder")
 _OF_OWN_FILES = (
-    *("path", "labels", "groups", "images"),
+    *("_target_", "path", "labels", "groups", "images"),
     # the hash of pictures in a folder is of their pixels
     *("size", "channels", "fit", "background", "bad"),
 )
@@ -122,7 +123,7 @@ class Run:
         cell = self.cell.training if isinstance(self.cell, EvaluationCell) else self.cell
         assert isinstance(cell, TrainingCell)
         options = to_container(cell.config.data)
-        if options.get("path") is not None:
+        if options["_target_"] in _OWN_FILES:
             options = {key: value for key, value in options.items() if key in _OF_OWN_FILES}
         for key in ("seed", "fold"):
             options.pop(key, None)

@@ -363,6 +363,40 @@ def test_resuming_with_other_data_or_network_is_refused(
     assert contents(a_copy) == before
 
 
+def test_relative_directory_of_a_run_is_that_of_its_checkpoint(
+    a_copy: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(a_copy.parent)
+    with pytest.raises(RunError, match=r"has a run of another configuration, trainer\.max_epochs"):
+        train(tiny("train.resume=true", "trainer.max_epochs=3"), a_copy.name)
+    (a_copy / "metrics.json").unlink()
+    assert train(tiny("train.resume=true"), a_copy.name)["status"] == "finished"
+
+
+def test_run_of_a_version_without_an_option_continues(a_copy: Path, tiny: Tiny) -> None:
+    """The options that the record lacks did not exist; a file may have moved, and the provenance has its hash."""
+    path = a_copy / "checkpoints" / "last.ckpt"
+    content = torch.load(path, weights_only=True)
+    config = content["capsule_lab"]["config"]
+    del config["module"]["decay_all"], config["optimizer"]["eps"], config["data"]["eval_images"]
+    torch.save(content, path)
+    (a_copy / "metrics.json").unlink()
+    assert train(tiny("train.resume=true"), a_copy)["status"] == "finished"
+
+
+def test_message_about_another_configuration_is_short(a_copy: Path, tiny: Tiny) -> None:
+    others = ["log_every_n_steps=9", "max_epochs=3", "+min_steps=1", "num_sanity_val_steps=1"]
+    changed = [f"{'+' * other.startswith('+')}trainer.{other.lstrip('+')}" for other in others]
+    changed += [*NO_PICTURES, "+module.l2=0.1", "data.eval_batch_size=9"]
+    with pytest.raises(RunError) as caught:
+        train(tiny("train.resume=true", *changed), a_copy)
+    message = str(caught.value)
+    assert "callbacks.confusion._target_=capsule_lab.callbacks.ConfusionMatrix" in message
+    assert "instead of no callbacks.confusion._target_, " in message
+    assert "; expected the same options, or another train.directory=…" in message
+    assert len(message) < 700 + 2 * len(str(a_copy))
+
+
 def test_finished_run_without_checkpoints_is_not_replaced(a_copy: Path, tiny: Tiny) -> None:
     shutil.rmtree(a_copy / "checkpoints")
     before = contents(a_copy)

@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from capsule_lab.config import check_objects
+from capsule_lab.errors import RunError
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_DATA, Cli, Ended
 
 pytestmark = pytest.mark.usefixtures("isolated")
 
 STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=2", "data.train_images=80"]
 CODE = """
+import torch
 from torch import nn
 
 from capsule_lab.functional import length, with_dense_votes
+from capsule_lab.lit import ClassifierModule
 from capsule_lab.networks.base import AbstractNetwork
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.types import Capsules, CapsuleOutput
@@ -59,6 +65,23 @@ class Network(AbstractNetwork):
         }[self.returns]
 
 
+class Counting(Network):
+    def __init__(self, image_shape, num_classes, *, returns):
+        super().__init__(image_shape, num_classes, returns="scores")
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, images):
+        self.seen += torch.rand(()) + len(images)
+        return super().forward(images)
+
+
+class Module(ClassifierModule):
+    # its loss needs its Trainer
+    def loss_terms(self, batch, output, schedule):
+        assert self.trainer is not None
+        return super().loss_terms(batch, output, schedule)
+
+
 def of_each_image(scores, labels):
     return scores.square().sum(1)
 
@@ -81,6 +104,14 @@ model:
 _target_: own_parts.Routing
 _partial_: true
 returns: parents
+""",
+    "routing/em_mine.yaml": """
+# @package _global_
+defaults:
+  - em
+  - _self_
+class_routing:
+  beta_a: 0.5
 """,
     "loss/own.yaml": """
 classification:
@@ -150,6 +181,8 @@ def test_wrong_output_is_refused_before_a_directory_is_created(
     "chosen",
     [
         [*TINY_CAPSNET, "routing=own"],
+        # its options of class capsules are for other networks
+        pytest.param([*TINY_CAPSNET, "routing=em_mine"], marks=pytest.mark.whole),
         pytest.param(["model=own"], marks=pytest.mark.whole),
     ],
 )
@@ -163,6 +196,33 @@ def test_right_parts_train(
         "export", f"ckpt={directory}", "to=torch_export", "out=own.pt2", "trust=[own_parts]"
     )
     assert exported.status == 0, exported.err
+
+
+def test_trial_leaves_no_trace(
+    train: Callable[[Sequence[str]], Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[float] = []
+    states: list[Tensor] = []
+
+    def stop(self: Any) -> None:
+        counts.append(float(self.module.network.seen))
+        states.append(torch.get_rng_state())
+        raise RunError("seen enough")
+
+    monkeypatch.setattr("capsule_lab.commands.training.Training.run", stop)
+    for tries in (True, False):
+        if not tries:
+            monkeypatch.setattr(check_objects, "try_own_parts", lambda *_: None)
+        ended = train(["model=own", "model._target_=own_parts.Counting"])
+        assert "seen enough" in ended.err
+    assert counts == [0.0, 0.0]
+    assert states[0].equal(states[1])
+
+
+@pytest.mark.whole
+def test_loss_of_an_own_module_is_not_tried(train: Callable[[Sequence[str]], Ended]) -> None:
+    ended = train(["model=own", "module._target_=own_parts.Module"])
+    assert ended.status == 0, ended.err
 
 
 def test_error_in_own_code_keeps_its_traceback(train: Callable[[Sequence[str]], Ended]) -> None:

@@ -1,7 +1,6 @@
 """Class weights in the loss of training steps, and the results by class."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from capsule_lab.commands.train import train
 from capsule_lab.lit import ClassifierModule
 from capsule_lab.lit.classification import weights_of_classes
 from capsule_lab.losses import cross_entropy_loss, margin_loss
-from capsule_lab.types import Batch, CapsuleOutput
+from capsule_lab.types import Batch, CapsuleOutput, DataSpec
 from tests.helpers import modules
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, Tiny
 from tests.helpers.training import checkpoint, interrupted_and_resumed, results, weights
@@ -26,7 +25,7 @@ class Data(modules.L.LightningDataModule):
     """Two batches of three classes, whose frequencies it states."""
 
     mixup = sampling = None
-    spec = SimpleNamespace(classes=("a", "b", "c"), num_classes=3, factors=())
+    spec = DataSpec((1, 4, 4), 3, ("a", "b", "c"))
 
     def class_counts(self) -> Tensor:
         return COUNTS
