@@ -20,7 +20,7 @@ from capsule_lab.types import CapsuleOutput, Change, ImageBatch, OnIteration
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and value > 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
 
 
 class AbstractImageNetwork(nn.Module, ABC):

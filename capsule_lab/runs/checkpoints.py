@@ -327,7 +327,8 @@ def _check_steps_left(path: Path, checkpoint: Mapping[str, Any], config: DictCon
 def _in_both(differences: Mapping[str, tuple[Any, Any]]) -> tuple[str, str]:
     """Return the options of both sides for a message."""
     keys = [*_without_options_of_others(differences)]
-    there, here = [], []
+    there: list[str] = []
+    here: list[str] = []
     for key in keys[:_MOST_OPTIONS]:
         for side, value in zip((there, here), differences[key], strict=True):
             text = "null" if value is None else value
