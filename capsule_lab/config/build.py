@@ -70,9 +70,8 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     with constructing("model"):
         facts = _accepted_arguments(config.model, num_classes=spec.num_classes)
         built_network = network(image_shape=spec.image_shape, **facts)
-        if not hasattr(
-            built_network, "image_shape"
-        ):  # a user's network that has not called set_image_shape
+        # a network of a user may not call set_image_shape
+        if not hasattr(built_network, "image_shape"):
             built_network.image_shape = spec.image_shape
     with constructing("module"):
         facts = {"num_classes": spec.num_classes, "labels_per_image": spec.labels_per_image}
