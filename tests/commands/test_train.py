@@ -373,6 +373,7 @@ def test_relative_directory_of_a_run_is_that_of_its_checkpoint(
     assert train(tiny("train.resume=true"), a_copy.name)["status"] == "finished"
 
 
+@pytest.mark.whole
 def test_run_of_a_version_without_an_option_continues(a_copy: Path, tiny: Tiny) -> None:
     """The options that the record lacks did not exist; a file may have moved, and the provenance has its hash."""
     path = a_copy / "checkpoints" / "last.ckpt"

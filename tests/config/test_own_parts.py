@@ -156,20 +156,28 @@ LOSSES = {
 }
 
 
+OFTEN = ("a tuple", "a tensor", "of_each_image")
+"""One output of each kind of part; ``make test-all`` has all."""
+
+
 def wrong_parts() -> Iterator[Any]:
     """The options of the command, and the message."""
     for returns, message in ROUTINGS.items():
-        yield [*TINY_CAPSNET, "routing=own", f"routing.returns={returns}"], message
+        yield case(returns, message, *TINY_CAPSNET, "routing=own", f"routing.returns={returns}")
     for returns, message in NETWORKS.items():
-        yield ["model=own", f"model.returns={returns}"], message
+        yield case(returns, message, "model=own", f"model.returns={returns}")
     for name, message in LOSSES.items():
         loss = ["loss=own", f"loss.classification._target_=own_parts.{name}"]
-        yield [*TINY_CAPSNET[:-1], "model.decoder=null", *loss], message
+        yield case(name, message, *TINY_CAPSNET[:-1], "model.decoder=null", *loss)
+
+
+def case(name: str, message: str, *chosen: str) -> Any:
+    return pytest.param(chosen, message, marks=() if name in OFTEN else pytest.mark.whole)
 
 
 @pytest.mark.parametrize(("chosen", "message"), [*wrong_parts()])
 def test_wrong_output_is_refused_before_a_directory_is_created(
-    train: Callable[[Sequence[str]], Ended], chosen: list[str], message: str
+    train: Callable[[Sequence[str]], Ended], chosen: Sequence[str], message: str
 ) -> None:
     ended = train(chosen)
     assert ended.status == 2
@@ -180,7 +188,7 @@ def test_wrong_output_is_refused_before_a_directory_is_created(
 @pytest.mark.parametrize(
     "chosen",
     [
-        [*TINY_CAPSNET, "routing=own"],
+        pytest.param([*TINY_CAPSNET, "routing=own"], marks=pytest.mark.whole),
         # its options of class capsules are for other networks
         pytest.param([*TINY_CAPSNET, "routing=em_mine"], marks=pytest.mark.whole),
         pytest.param(["model=own"], marks=pytest.mark.whole),
