@@ -50,6 +50,8 @@ def measuring() -> dict[str, Command]:
 
 def proposals(run: FinishedRun) -> list[str]:
     """Return the command lines to suggest after a run, sorted by the name of the command."""
+    from capsule_lab.runs.trust import trusting  # other commands than train need no runs
+
     script = as_typed(Path(sys.executable).with_name("capsule-lab"))
     # relative in the environment of `make`; any other is on the PATH
     program = "capsule-lab" if script.is_absolute() else str(script)
@@ -60,8 +62,8 @@ def proposals(run: FinishedRun) -> list[str]:
         if not arguments:
             continue
         more = search_override()
-        if run.packages and name != "train" and "trust" in command.own_options:
-            more.append(f"trust=[{','.join(run.packages)}]")
+        if name != "train" and "trust" in command.own_options:
+            more += trusting(run.packages)
         lines.append(f"{program} {name} {' '.join([*arguments, *map(shlex.quote, more)])}")
     return lines
 

@@ -236,3 +236,8 @@ def _imported(module: str, name: str) -> Any:
 
 def _is_in(name: str, packages: Sequence[str]) -> bool:
     return any(f"{name}.".startswith(f"{package}.") for package in packages)
+
+
+def trusting(packages: Sequence[str]) -> list[str]:
+    """Return the override with which a command opens a run that has parts of these packages; none without any."""
+    return [f"trust=[{','.join(packages)}]"] if packages else []

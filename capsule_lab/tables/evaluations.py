@@ -21,7 +21,7 @@ from capsule_lab.config.compose import compose
 from capsule_lab.config.composition import copied
 from capsule_lab.config.declaration import Command
 from capsule_lab.config.overrides import quoted
-from capsule_lab.runs.trust import packages_of
+from capsule_lab.runs.trust import packages_of, trusting
 from capsule_lab.tables.schema import metrics_of
 
 UNKNOWN = "???"
@@ -63,9 +63,8 @@ def command_overrides(
         resolved = _with_weights(override, command, others)
         adds_key = own_data and resolved.startswith("data.")
         table_overrides.append(f"+{resolved}" if adds_key else resolved)
-    packages = packages_of(training)
     sets_trust = any(override.startswith("trust=") for override in evaluate)
-    trust = [f"trust=[{','.join(packages)}]"] if packages and not sets_trust else []
+    trust = [] if sets_trust else trusting(packages_of(training))
     return [f"ckpt={_as_value(weights)}", *devices, *trust, *table_overrides]
 
 
