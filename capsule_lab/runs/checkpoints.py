@@ -242,7 +242,7 @@ def checkpoint_to_resume(
         raise RunError(
             f"{path} was trained on another split or version of the data; restore it, or start a new run"
         )
-    _check_same_network(path, record["config"]["model"], to_container(config.model))
+    _check_same_network(path, record["config"], config)
     options = record["config"].get("train", {})
     frozen = options.get("freeze") or []
     if frozen != [*(config.train.freeze or ())]:  # the optimizer has the state of other weights
@@ -293,6 +293,21 @@ def _changed(before: Mapping[str, Any], config: DictConfig) -> dict[str, tuple[A
         if value is ABSENT and parent in {*objects, "train"} and f"{parent}._target_" not in found:
             del found[key]
     return found
+
+
+def _check_same_network(path: Path, before: Mapping[str, Any], config: DictConfig) -> None:
+    """Check all options of the network; one that the record lacks may only have its value without effect."""
+    groups = {"model", *before["model"], *config.model}  # model.routing repeats routing
+    found = {
+        key: values
+        for key, values in effective_differences(before, to_container(config)).items()
+        if key.split(".")[0] in groups
+    }
+    if found:
+        there, here = _in_both(found)
+        raise RunError(
+            f"{path} has another network, {there} instead of {here}; expected the same model=… and routing=…"
+        )
 
 
 def _check_same_optimizer(path: Path, before: Mapping[str, Any], config: DictConfig) -> None:
@@ -353,19 +368,6 @@ def find_to_resume(config: DictConfig, directory: Path) -> Path | None:
     if path is None and config.ckpt:
         path = find_checkpoint(config.ckpt, "last.ckpt", "best.ckpt")
     return path
-
-
-def _check_same_network(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    options = [*dict.fromkeys([*before, *now])]
-    differ = [option for option in options if before.get(option) != now.get(option)]
-    if "_target_" in differ:  # another class differs in all options
-        differ = ["_target_"]
-    if differ:
-        there = ", ".join(f"{option}={before.get(option)}" for option in differ)
-        here = ", ".join(f"{option}={now.get(option)}" for option in differ)
-        raise RunError(
-            f"{path} has another network, {there}; this configuration builds {here}: use the same model=…"
-        )
 
 
 def checkpoint_to_test(which: str, directory: Path) -> Path | None:
