@@ -31,6 +31,8 @@ from capsule_studies.claims.read import (
     margins,
     measured,
     open_points,
+    referee,
+    reviews,
     versions,
 )
 from capsule_studies.claims.recompute import archives_of, files_of
@@ -113,12 +115,13 @@ _TEST_IMAGES = """\
   have an interval on one side of no difference; over other test images, {included} include no difference{listed}.
   Verdicts are over seeds."""
 
-_PAPERS = f"""### A: our differences beside those of the papers
+_BESIDE_PAPERS = """### A: our differences beside those of the papers
 
 A diamond is the difference of the paper. It is filled if the networks are comparable: the same data, errors within a
-factor of two of those of the paper, and at least a tenth of its training. Others are open, and the rows say why.
+factor of two of those of the paper, and at least a tenth of its training. Others are open, and the rows say why. The
+proofs of comparable rows have the ratio of the two differences. Comparable: {comparable}.
 
-![Our differences beside those of the papers](../results/claims/{PAPERS})
+![Our differences beside those of the papers](../results/claims/{figure})
 """
 
 _B = """## Table B: controls and questions of ours
@@ -148,8 +151,16 @@ _CHANGES = """## Changes of this page
 
 {versions}
 
-Two readers read two drafts, one as an advocate and one as a sceptic of capsules; a referee read the page of version
-a7db179c. After each reading, claims were removed, replaced or judged again, with their results known.
+Who read it:
+
+{reviews}
+
+After each reading, claims were removed, replaced or judged again, with their results known.
+
+<details><summary>{points} points of the first referee, and what became of them</summary>
+
+{referee}
+</details>
 
 <details><summary>{count} verdicts that changed after results were known</summary>
 
@@ -193,7 +204,7 @@ def page(every: list[Judged]) -> str:
     parts = [
         _head(every, of_papers),
         _overview(of_papers),
-        _PAPERS,
+        _beside_papers(of_papers),
         *_topics("A", of_papers, proof),
         _B.format(tests=len(own)),
         *_topics("B", own, proof),
@@ -327,10 +338,11 @@ def _label_of(each: Judged) -> str:
     is_struck = texts.TABLES[each.claim["kind"]] == "C"
     verdict = _STRUCK if is_struck else each.verdict
     name = "no paper"
-    paper = re.search(r"[A-Z]\w+ \d{4}", each.claim["by"])
-    # a control names the paper after which it was made, which does not claim it
-    if paper and each.claim["kind"] != "control":
+    paper = re.search(r"[A-Z]\w+( and [A-Z]\w+)? \d{4}", each.claim["by"])
+    if paper:
         name = paper[0]
+        if each.claim["kind"] == "control":  # which the paper does not claim
+            name = f"after {name}"
     return _label(verdict, f' data-paper="{name}" data-data="{texts.data(each)}"')
 
 
@@ -361,6 +373,15 @@ def _overview(of_papers: list[Judged]) -> str:
         verdicts = ["<br>".join(of_algorithm) for of_algorithm in cells.values()]
         rows.append([claim, papers, networks, *verdicts])
     return _table(rows)
+
+
+def _beside_papers(of_papers: list[Judged]) -> str:
+    """Return the section of the figure, with the rows whose networks are comparable with those of their papers."""
+    comparable = []
+    for each in of_papers:
+        if each.published is not None and not each.published.why_not_compared:
+            comparable.append(_link(each))
+    return _BESIDE_PAPERS.format(comparable=", ".join(comparable) or "none", figure=PAPERS)
 
 
 def _parts_of_networks(tests: list[Judged]) -> list[str]:
@@ -662,8 +683,14 @@ def _end() -> str:
         cells = [change[key] for key in ("claim", "before", "after", "commit", "reason")]
         changed.append("| " + " | ".join(cells) + " |")
     points = [f"- {point}" for point in open_points()]
+    answers = [["point", "what became of it"]]
+    for each in referee():
+        answers.append([each["point"], each["answer"]])
     return _CHANGES.format(
         versions="\n".join(of_page),
+        reviews="\n".join(f"- {each}" for each in reviews()),
+        points=len(referee()),
+        referee=_table(answers),
         count=len(changed),
         changed="\n".join(changed),
         open_points="\n".join(points),

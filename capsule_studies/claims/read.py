@@ -104,6 +104,16 @@ def open_points() -> list[str]:
     return _section("open")
 
 
+def reviews() -> list[str]:
+    """Return the readings of the page, the first one first."""
+    return _section("reviews")
+
+
+def referee() -> list[dict[str, str]]:
+    """Return the points of the first referee, and what became of them."""
+    return _section("referee")
+
+
 def versions() -> list[dict[str, Any]]:
     """Return the versions of the page, the newest first."""
     return _section("versions")

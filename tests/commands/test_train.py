@@ -338,9 +338,15 @@ ON_OTHER_DATA = "was trained on stand-in for MNIST.*, but the data here is real 
         (["train.resume=true", "data.validation=stratified"], "was trained on another split or v"),
         (["train.resume=true", *REAL], ON_OTHER_DATA),
         (["ckpt=DIRECTORY", *REAL], ON_OTHER_DATA),
-        (["ckpt=DIRECTORY", "model.channels=8"], r"network, model\.channels=4 instead of model\.ch"),
+        (
+            ["ckpt=DIRECTORY", "model.channels=8"],
+            r"network, model\.channels=4 instead of model\.ch",
+        ),
         (["ckpt=DIRECTORY", "routing.iterations=1"], r"another network, routing\.iterations=3 ins"),
-        (["ckpt=DIRECTORY", "routing=uniform"], r"another network, routing\._target_=[^,]+ instead"),
+        (
+            ["ckpt=DIRECTORY", "routing=uniform"],
+            r"another network, routing\._target_=[^,]+ instead",
+        ),
         (
             ["ckpt=DIRECTORY", "optimizer.eps=1e-6"],
             r"optimizer, optimizer\.eps=1e-08 instead of opt",
