@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from capsule_lab.errors import ConfigError
-from capsule_studies.claims import texts
+from capsule_studies.claims import computation, texts
+from capsule_studies.claims.computation import Computation
 from capsule_studies.claims.effects import UNKNOWN, Effect, effect_of
 from capsule_studies.claims.figure import PAPERS, name_of
 from capsule_studies.claims.images import recorded
@@ -84,6 +85,9 @@ direction of a verdict is corrected; its size is not.
 - **n** is the number of seeds, or of pairs of runs with the same seed; "3 of 8" means that 8 were planned. Intervals
   cover other seeds; those over clusters of images also cover other toys.
 {over_images}
+- **Computation**: parameters include those of a decoder. Multiply-adds are those of the convolutions and matrix
+  products of a prediction, without a decoder and elementwise arithmetic
+  ([claims_computation.csv](../results/claims_computation.csv)).
 - **g** is Hedges' g: the difference in standard deviations of single runs.
 - **Planned** means that the comparison (family, margin, test), its measures, rows and seeds stood in the table in the
   commit of every run, and that no result of this table was known when it was added ([plans.csv](../results/plans.csv)
@@ -199,7 +203,13 @@ def page(every: list[Judged]) -> str:
     own = texts.in_table(every, "B")
     struck = texts.in_table(every, "C")
     changed = over_the_page(every).changed
-    proof = partial(_proof, over_page=changed, over_images=recorded(), reasons=margins())
+    proof = partial(
+        _proof,
+        over_page=changed,
+        over_images=recorded(),
+        computed=computation.recorded(),
+        reasons=margins(),
+    )
     rows = measured()
     parts = [
         _head(every, of_papers),
@@ -524,12 +534,13 @@ def _proof(
     each: Judged,
     over_page: dict[str, str],
     over_images: dict[str, tuple[float, float]],
+    computed: dict[str, tuple[Computation, Computation]],
     reasons: dict[tuple[str, str], str],
 ) -> str:
     """Return the heading of a test, and what supports its verdict, folded.
 
     ``over_page`` has the verdicts that a correction over the whole page would change, ``over_images`` the intervals
-    that also cover other test images; ``reasons`` is ``margins()``.
+    that also cover other test images, ``computed`` what both networks compute; ``reasons`` is ``margins()``.
     """
     claim = each.claim
     predicted = {"less": "smaller", "more": "larger"}[claim["expects"]]
@@ -552,6 +563,8 @@ def _proof(
         lines.append(f"- Pairing, by the plan: {claim['pairing']}.")
     if "network" in claim:
         lines.append(f"- Network: {claim['network']}.")
+    if claim["id"] in computed:
+        lines.append(f"- Computation: {_computation(*computed[claim['id']])}.")
     if "caveat" in claim:
         lines.append(f"- Caution: {claim['caveat']}")
     corrected = over_page.get(claim["id"])
@@ -581,6 +594,18 @@ def _proof(
     if claim.get("figure") and each.verdict in (HOLDS, OPEN, SMALL):
         lines += [f"![{texts.title(each)}](../results/{claim['figure']})", ""]
     return "\n".join([*lines, "</details>", ""])
+
+
+def _computation(first: Computation, second: Computation) -> str:
+    """Compare parameters, multiply-adds and times of two networks."""
+    parts = [
+        f"{first.parameters:,} against {second.parameters:,} parameters",
+        f"{first.multiply_adds / 1e6:.3g} against {second.multiply_adds / 1e6:.3g} million multiply-adds for an image",
+    ]
+    if first.minutes and second.minutes:
+        minutes = f"{first.minutes:.2g} against {second.minutes:.2g} minutes of training"
+        parts.append(f"{minutes} (medians; other work ran on the machines)")
+    return "; ".join(parts)
 
 
 def _margin(each: Judged, reasons: dict[tuple[str, str], str]) -> str:
