@@ -242,7 +242,7 @@ def checkpoint_to_resume(
         raise RunError(
             f"{path} was trained on another split or version of the data; restore it, or start a new run"
         )
-    _check_same_network(path, record["config"], config)
+    check_same_network(path, record["config"], config)
     options = record["config"].get("train", {})
     frozen = options.get("freeze") or []
     if frozen != [*(config.train.freeze or ())]:  # the optimizer has the state of other weights
@@ -295,13 +295,13 @@ def _changed(before: Mapping[str, Any], config: DictConfig) -> dict[str, tuple[A
     return found
 
 
-def _check_same_network(path: Path, before: Mapping[str, Any], config: DictConfig) -> None:
+def check_same_network(path: Path, before: Mapping[str, Any], config: DictConfig) -> None:
     """Check all options of the network; one that the record lacks may only have its value without effect."""
     groups = {"model", *before["model"], *config.model}  # model.routing repeats routing
     found = {
         key: values
         for key, values in effective_differences(before, to_container(config)).items()
-        if key.split(".")[0] in groups
+        if key.split(".")[0] in groups and {*values} != {ABSENT, None}
     }
     if found:
         there, here = _in_both(found)

@@ -1,4 +1,4 @@
-"""Writes results/claims_computation.csv: parameters, multiply-adds and minutes of the two networks of a claim.
+"""Writes results/claims_computation.csv: parameters and multiplications of the two networks of a claim.
 
 A control has about as many parameters as the network that it is compared with, and not the same arithmetic. Rows that
 compare two kinds of networks of a table say how much each of them computes.
@@ -10,7 +10,6 @@ file only. Run it after new results of a table.
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -33,21 +32,19 @@ _IMAGES = 2
 
 @dataclass(frozen=True)
 class Computation:
-    """What a network of a claim costs.
+    """What a network of a claim computes.
 
     Attributes:
         parameters: their number, with those of a decoder.
-        multiply_adds: of the convolutions and matrix products of a prediction of one image.
-        minutes: median time of the trainings; ``None`` if the records do not have it.
+        multiplications: of a prediction of one image, see ``multiplications``.
     """
 
     parameters: int
-    multiply_adds: int
-    minutes: float | None
+    multiplications: int
 
 
 def frame(claims: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return one line for each claim that compares two kinds of networks of tables."""
+    """Return one line for each claim that compares two kinds of classifiers of tables."""
     lines = []
     for claim in claims:
         found = networks_of(claim)
@@ -62,56 +59,84 @@ def frame(claims: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def networks_of(claim: dict[str, Any]) -> tuple[Computation, Computation] | None:
-    """Return the computation of both networks of a claim.
+    """Return the computation of both networks; ``None`` if these are not two rows of tables, or classify nothing."""
+    places = rows_of(claim)
+    if places is None:
+        return None
+    first, second = (_counts(*place) for place in places)
+    return None if first is None or second is None else (first, second)
 
-    ``None`` if they are the same, classify nothing, or do not belong to a table.
-    """
+
+def rows_of(claim: dict[str, Any]) -> list[tuple[str, str, str]] | None:
+    """Return table, row and column of both samples; ``None`` if they are not two rows of tables."""
     runs = runs_compared(claim)
     tables = _tables_of(claim) if runs is not None else None
     if runs is None or tables is None:
         return None
-    first, second = (
-        _computation(table, sample) for table, sample in zip(tables, runs, strict=True)
-    )
-    if first is None or second is None or first == second:
+    places = []
+    for table, sample in zip(tables, runs, strict=True):
+        run = sample.iloc[0]
+        places.append((table, run["row"], run["column"]))
+    (table, row, _), (other_table, other_row, _) = places
+    return None if (table, row) == (other_table, other_row) else places
+
+
+def minutes_of(claim: dict[str, Any]) -> tuple[float, float] | None:
+    """Return the median minutes of training of both samples.
+
+    ``None`` if their records are those of evaluations, or are from several kinds of hardware.
+    """
+    runs = runs_compared(claim)
+    if runs is None or any("minutes" not in sample for sample in runs):
         return None
+    both = pd.concat(runs)
+    if both["hardware"].nunique() > 1 or not both["command"].str.contains(r"\btrain ").all():
+        return None
+    first, second = (float(sample["minutes"].astype(float).median()) for sample in runs)
     return first, second
 
 
-def multiply_adds(network: Any, image_shape: tuple[int, ...]) -> int:
-    """Count the multiply-adds of a prediction of one image, in convolutions and matrix products.
+def multiplications(network: Any, image_shape: tuple[int, ...]) -> int:
+    """Count the multiplications of a prediction of one image: of convolutions, matrix and elementwise products.
 
-    Elementwise arithmetic, such as activations and the sums of a softmax, does not count.
+    A sum of products has the same count whether it is a convolution, a matrix product, or products that are summed.
 
     Args:
-        network: with routings whose backend is ``matmul``: torch does not see the arithmetic of fused kernels.
+        network: with routings whose backend is ``matmul``: torch does not see the arithmetic of fused kernels, which
+            compute votes again in each iteration.
         image_shape: ``(channels, height, width)``.
     """
     import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
 
+    class Elementwise(TorchDispatchMode):
+        products = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            output = func(*args, **(kwargs or {}))
+            if func.overloadpacket in (torch.ops.aten.mul, torch.ops.aten.mul_):
+                self.products += output.numel()
+            return output
+
     images = torch.rand(_IMAGES, *image_shape)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with torch.no_grad(), FlopCounterMode(display=False) as sums, Elementwise() as elementwise:
         network.eval()(images)
-    return counter.get_total_flops() // (2 * _IMAGES)
+    return (sums.get_total_flops() // 2 + elementwise.products) // _IMAGES
 
 
 def recorded() -> dict[str, tuple[Computation, Computation]]:
     """Return the lines of the file by the id of the claim."""
     found = {}
     for line in read_csv(FILE).to_dict("records"):
-        first, second = (_of_line(line, side) for side in ("first", "second"))
+        first, second = (
+            Computation(int(line[f"parameters_{side}"]), int(line[f"multiplications_{side}"]))
+            for side in ("first", "second")
+        )
         found[line["id"]] = first, second
     return found
-
-
-def _of_line(line: dict[str, Any], side: str) -> Computation:
-    minutes = line[f"minutes_{side}"]
-    return Computation(
-        int(line[f"parameters_{side}"]),
-        int(line[f"multiply_adds_{side}"]),
-        None if minutes == "" else float(minutes),
-    )
 
 
 def _tables_of(claim: dict[str, Any]) -> list[str] | None:
@@ -122,18 +147,6 @@ def _tables_of(claim: dict[str, Any]) -> list[str] | None:
         names.append(file.removesuffix("_runs.csv"))
     has_tables = all((ROOT / "sweeps" / f"{name}.yaml").is_file() for name in names)
     return names if has_tables else None
-
-
-def _computation(table: str, runs: pd.DataFrame) -> Computation | None:
-    """Return the computation of the networks of a row of a file of runs; ``None`` if they classify nothing."""
-    run = runs.iloc[0]
-    counts = _counts(table, run["row"], run["column"])
-    if counts is None:
-        return None
-    parameters, operations = counts
-    is_training = re.search(r"\btrain ", run["command"])  # else minutes are those of an evaluation
-    minutes = runs["minutes"].astype(float).median() if is_training else None
-    return Computation(parameters, operations, minutes)
 
 
 def _cell(table: str, row: str, column: str) -> Cell:
@@ -153,8 +166,8 @@ def _cells(table: str) -> list[Cell]:
 
 
 @functools.cache
-def _counts(table: str, row: str, column: str) -> tuple[int, int] | None:
-    """Return the parameters and multiply-adds of the network of a row and column."""
+def _counts(table: str, row: str, column: str) -> Computation | None:
+    """Count what the network of a row and column computes; ``None`` if it classifies nothing."""
     # these import torch, which the page does not need
     from capsule_lab.config import build
     from capsule_lab.networks import AbstractNetwork
@@ -171,7 +184,7 @@ def _counts(table: str, row: str, column: str) -> tuple[int, int] | None:
     if not isinstance(network, AbstractNetwork):
         return None
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return parameters, multiply_adds(network, spec.image_shape)
+    return Computation(parameters, multiplications(network, spec.image_shape))
 
 
 def main() -> int:

@@ -85,9 +85,9 @@ direction of a verdict is corrected; its size is not.
 - **n** is the number of seeds, or of pairs of runs with the same seed; "3 of 8" means that 8 were planned. Intervals
   cover other seeds; those over clusters of images also cover other toys.
 {over_images}
-- **Computation**: parameters include those of a decoder. Multiply-adds are those of the convolutions and matrix
-  products of a prediction, without a decoder and elementwise arithmetic
-  ([claims_computation.csv](../results/claims_computation.csv)).
+- **Computation**: parameters include those of a decoder. Multiplications are those of a prediction, without the
+  decoder, with votes stored ([claims_computation.csv](../results/claims_computation.csv)); training used kernels that
+  compute votes again in each iteration. Times are given where all runs have one kind of processor.
 - **g** is Hedges' g: the difference in standard deviations of single runs.
 - **Planned** means that the comparison (family, margin, test), its measures, rows and seeds stood in the table in the
   commit of every run, and that no result of this table was known when it was added ([plans.csv](../results/plans.csv)
@@ -122,8 +122,8 @@ _TEST_IMAGES = """\
 _BESIDE_PAPERS = """### A: our differences beside those of the papers
 
 A diamond is the difference of the paper. It is filled if the networks are comparable: the same data, errors within a
-factor of two of those of the paper, and at least a tenth of its training. Others are open, and the rows say why. The
-proofs of comparable rows have the ratio of the two differences. Comparable: {comparable}.
+factor of two of those of the paper, and at least a tenth of its training. Others are open, and the rows say why.
+{comparable}
 
 ![Our differences beside those of the papers](../results/claims/{figure})
 """
@@ -351,7 +351,7 @@ def _label_of(each: Judged) -> str:
     paper = re.search(r"[A-Z]\w+( and [A-Z]\w+)? \d{4}", each.claim["by"])
     if paper:
         name = paper[0]
-        if each.claim["kind"] == "control":  # which the paper does not claim
+        if texts.TABLES[each.claim["kind"]] != "A":  # the paper does not claim it for this network
             name = f"after {name}"
     return _label(verdict, f' data-paper="{name}" data-data="{texts.data(each)}"')
 
@@ -391,7 +391,11 @@ def _beside_papers(of_papers: list[Judged]) -> str:
     for each in of_papers:
         if each.published is not None and not each.published.why_not_compared:
             comparable.append(_link(each))
-    return _BESIDE_PAPERS.format(comparable=", ".join(comparable) or "none", figure=PAPERS)
+    if comparable:
+        sentence = f"Comparable are {', '.join(comparable)}, whose proofs have the ratio of the two differences."
+    else:
+        sentence = "No row is comparable today, so that none has a ratio of the two differences."
+    return _BESIDE_PAPERS.format(comparable=sentence, figure=PAPERS)
 
 
 def _parts_of_networks(tests: list[Judged]) -> list[str]:
@@ -564,7 +568,7 @@ def _proof(
     if "network" in claim:
         lines.append(f"- Network: {claim['network']}.")
     if claim["id"] in computed:
-        lines.append(f"- Computation: {_computation(*computed[claim['id']])}.")
+        lines.append(f"- Computation: {_computation(claim, computed[claim['id']])}.")
     if "caveat" in claim:
         lines.append(f"- Caution: {claim['caveat']}")
     corrected = over_page.get(claim["id"])
@@ -596,16 +600,23 @@ def _proof(
     return "\n".join([*lines, "</details>", ""])
 
 
-def _computation(first: Computation, second: Computation) -> str:
-    """Compare parameters, multiply-adds and times of two networks."""
+def _computation(claim: dict[str, Any], networks: tuple[Computation, Computation]) -> str:
+    """Compare parameters, multiplications and, on one kind of hardware, times of two networks."""
+    first, second = networks
+    millions = [_short(each.multiplications / 1e6) for each in networks]
     parts = [
         f"{first.parameters:,} against {second.parameters:,} parameters",
-        f"{first.multiply_adds / 1e6:.3g} against {second.multiply_adds / 1e6:.3g} million multiply-adds for an image",
+        f"{millions[0]} against {millions[1]} million multiplications for an image",
     ]
-    if first.minutes and second.minutes:
-        minutes = f"{first.minutes:.2g} against {second.minutes:.2g} minutes of training"
-        parts.append(f"{minutes} (medians; other work ran on the machines)")
+    minutes = computation.minutes_of(claim)
+    if minutes is not None:
+        times = " against ".join(map(_short, minutes))
+        parts.append(f"{times} minutes of training (medians, beside other work)")
     return "; ".join(parts)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _margin(each: Judged, reasons: dict[tuple[str, str], str]) -> str:
