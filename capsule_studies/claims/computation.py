@@ -25,6 +25,7 @@ from capsule_lab.tables.expand import expand
 from capsule_lab.tables.formats import as_csv
 from capsule_studies.claims.effects import read_csv, runs_compared
 from capsule_studies.claims.read import RESULTS, ROOT, read
+from capsule_studies.claims.recompute import files_of
 
 FILE = RESULTS / "claims_computation.csv"
 _IMAGES = 2
@@ -70,11 +71,12 @@ def networks_of(claim: dict[str, Any]) -> tuple[Computation, Computation] | None
 def rows_of(claim: dict[str, Any]) -> list[tuple[str, str, str]] | None:
     """Return table, row and column of both samples; ``None`` if they are not two rows of tables."""
     runs = runs_compared(claim)
-    tables = _tables_of(claim) if runs is not None else None
-    if runs is None or tables is None:
+    tables = files_of(claim)
+    has_tables = all((ROOT / "sweeps" / f"{name}.yaml").is_file() for name in tables)
+    if runs is None or not has_tables:
         return None
     places = []
-    for table, sample in zip(tables, runs, strict=True):
+    for table, sample in zip((tables[0], tables[-1]), runs, strict=True):
         run = sample.iloc[0]
         places.append((table, run["row"], run["column"]))
     (table, row, _), (other_table, other_row, _) = places
@@ -137,16 +139,6 @@ def recorded() -> dict[str, tuple[Computation, Computation]]:
         )
         found[line["id"]] = first, second
     return found
-
-
-def _tables_of(claim: dict[str, Any]) -> list[str] | None:
-    """Return the tables of both samples; ``None`` if their runs do not belong to tables."""
-    names = []
-    for side in ("first", "second"):
-        file = claim[side]["file"] if side in claim else claim["comparison"]["file"]
-        names.append(file.removesuffix("_runs.csv"))
-    has_tables = all((ROOT / "sweeps" / f"{name}.yaml").is_file() for name in names)
-    return names if has_tables else None
 
 
 def _cell(table: str, row: str, column: str) -> Cell:
