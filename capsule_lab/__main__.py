@@ -15,7 +15,7 @@ from capsule_lab.config.arguments import own_folders
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
 from capsule_lab.system import protocol, signals
 from capsule_lab.system.environment import package_version
-from capsule_lab.system.terminal import cut, usable_streams
+from capsule_lab.system.terminal import cut, shows_tracebacks, usable_streams
 
 _SEARCHES = ("--config-dir", "-cd", "hydra.searchpath")
 _OPTIONS = "options"
@@ -32,6 +32,8 @@ def main() -> None:
         try:
             _main(sys.argv[1:])
         except CapsuleLabError as error:
+            if shows_tracebacks():
+                raise
             sys.stderr.write(f"capsule_lab: {error}\n")
             sys.exit(2)
 

@@ -37,7 +37,12 @@ from capsule_lab.system.environment import package_version, set_program
 from capsule_lab.system.hydra_internals import errors_are_raised
 from capsule_lab.system.signals import install, interruptible, restore
 from capsule_lab.system.slurm import requeue
-from capsule_lab.system.terminal import as_typed, exit_after_closed_pipe, usable_streams
+from capsule_lab.system.terminal import (
+    as_typed,
+    exit_after_closed_pipe,
+    shows_tracebacks,
+    usable_streams,
+)
 
 CommandOptions = TypeVar("CommandOptions", bound=Options)
 Function = Callable[[CommandOptions], Mapping[str, Any] | None]
@@ -125,7 +130,7 @@ class RunnableCommand(Command):
 
     def _exit_if_user_error(self, error: Exception) -> None:
         message = user_message(error, self, sys.argv[1:])
-        if message is not None and not os.environ.get("HYDRA_FULL_ERROR"):
+        if message is not None and not shows_tracebacks():
             _exit(message, 2)
 
     def _run(self, options: Options) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from capsule_lab import runs
 from capsule_lab.commands import compose
 from capsule_lab.commands import train as training
-from capsule_lab.config.compose import chosen_options
+from capsule_lab.config.compose import check_words, chosen_options
 
 
 def train(*overrides: str) -> runs.Run:
@@ -22,6 +22,7 @@ def train(*overrides: str) -> runs.Run:
     Raises:
         ConfigError, DataError, RunError: as ``capsule_lab.commands.train.train``.
     """
+    check_words(overrides)
     given = [_override(word) for word in overrides]
     config = compose("train", given)
     name = "{model}-{data}".format_map(chosen_options(training.main, given))

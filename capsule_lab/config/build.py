@@ -18,7 +18,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config.composition import to_container
-from capsule_lab.config.messages import user_message
+from capsule_lab.config.messages import reason_of, user_message
 from capsule_lab.config.signatures import arguments_of
 from capsule_lab.errors import CapsuleLabError, ConfigError, one_line
 from capsule_lab.system.torch_internals import cpu_computes_bfloat16
@@ -35,7 +35,7 @@ def constructing(what: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, ImportError, OverflowError, MisconfigurationException) as error:
-        raise ConfigError(f"{what}: {one_line(error)}") from error
+        raise ConfigError(f"{what}: {reason_of(error)}") from error
 
 
 def _instantiated(options: Any, **more: Any) -> Any:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from capsule_lab.config.folders import conf_dir, groups, option_files, options_of
 from capsule_lab.config.hints import UNSUPPORTED, key_meant
 from capsule_lab.config.signatures import arguments_of, check_value
-from capsule_lab.errors import ConfigError, check_number, one_line, suggest
+from capsule_lab.errors import ConfigError, check_number, closest, one_line, suggest
 
 
 def check(config: DictConfig) -> None:
@@ -81,14 +81,23 @@ def _check_arguments(
             value = "null" if node[name] is None else node[name]
             raise ConfigError(f"{key} is {value}, but it is that of the data; leave it out")
         if name not in arguments:
-            known = [f"{path}.{option}" for option in arguments]
-            options = suggest(key, known) if known else f"{node['_target_']} takes no options"
-            if meant := key_meant(name):
-                options = f"did you mean {meant}?"
-            raise ConfigError(f"{key} does not exist; {options}")
+            raise ConfigError(f"{key} does not exist; {_other_arguments(key, node, [*arguments])}")
         is_known_later = OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name)
         if not is_known_later and key != "trainer.precision":  # where we add "auto"
             _check_argument(key, node[name], arguments[name])
+
+
+def _other_arguments(key: str, node: DictConfig, arguments: Sequence[str]) -> str:
+    """Suggest an argument in place of ``key``, which the target of ``node`` does not take."""
+    path, _, name = key.rpartition(".")
+    meant = key_meant(name)
+    if meant and meant != key:
+        return f"did you mean {meant}?"
+    known = ", ".join(f"{path}.{argument}" for argument in sorted(arguments))
+    if close := closest(name, arguments):
+        return f"did you mean {path}.{close}? Options: {known}"
+    # a key of the preset whose target was replaced by another class
+    return f"{node['_target_']} takes {known or 'no options'}; ~{key} deletes it"
 
 
 _OF_DATA = {

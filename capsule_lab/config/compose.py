@@ -22,6 +22,7 @@ _OVERRIDES: dict[int, tuple[str, ...]] = {}
 
 def compose(command: Command, overrides: Sequence[str] = ()) -> DictConfig:
     """Compose a configuration outside a command, as in a notebook; ``check.check`` checks its groups."""
+    check_words(overrides)
     try:
         config = composed(command, overrides)
     except (HydraException, OmegaConfBaseException) as error:
@@ -30,6 +31,17 @@ def compose(command: Command, overrides: Sequence[str] = ()) -> DictConfig:
     _OVERRIDES[id(config)] = tuple(overrides)
     weakref.finalize(config, _OVERRIDES.pop, id(config))
     return config
+
+
+def check_words(overrides: Any) -> None:
+    """Raise a ``ConfigError`` unless these are texts in a sequence; one text would be read character by character."""
+    if isinstance(overrides, str) or not isinstance(overrides, Sequence):
+        raise ConfigError(
+            f"overrides are {overrides!r}; expected a list of texts key=value, such as ['seed=1']"
+        )
+    for word in overrides:
+        if not isinstance(word, str):
+            raise ConfigError(f"an override is {word!r}; expected a text key=value, such as 'seed=1'")
 
 
 def chosen_options(command: Command, overrides: Sequence[str] = ()) -> dict[str, Any]:

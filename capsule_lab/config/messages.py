@@ -6,7 +6,10 @@ Only this file reads the text of errors of Hydra 1.3 and OmegaConf 2.3.
 from __future__ import annotations
 
 import re
+import sysconfig
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra.errors import (
     HydraException,
@@ -23,6 +26,9 @@ from capsule_lab.config.folders import default_options, options_of
 from capsule_lab.config.hints import hint
 from capsule_lab.config.overrides import as_argument
 from capsule_lab.errors import CapsuleLabError, InterruptError, one_line, suggest
+
+
+_OURS = ("capsule_lab", "capsule_studies")
 
 
 def user_message(
@@ -64,8 +70,9 @@ def _of_hydra(
         )
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         node = str(error).rpartition("full_key: ")[2].strip()
-        reason = one_line(error.__cause__)
-        return reason if not node or node in reason else f"{node}: {reason}"
+        reason = reason_of(error.__cause__)
+        says_where = not node or node in one_line(error.__cause__)
+        return reason if says_where else f"{node}: {reason}"
     absent = re.match("Interpolation key '([^']+)' not found", str(error))
     if absent and command and isinstance(error, OmegaConfBaseException):
         return (
@@ -78,6 +85,30 @@ def _of_hydra(
         within = getattr(error.__cause__, "full_key", None) or ""  # of a value such as {key: value}
         return _unknown_key(within if within.startswith(f"{key}.") else key, command, overrides)
     return one_line(error)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of a constructor's error in one line, with its kind and place if it is in code of the user."""
+    reason = one_line(error)
+    place = None if isinstance(error, CapsuleLabError) else _own_place(error)
+    if place is None:
+        return reason
+    return f"{type(error).__name__}: {reason} ({place}; HYDRA_FULL_ERROR=1 shows the traceback)"
+
+
+def _own_place(error: BaseException) -> str | None:
+    """Return file and line of the user's code that raised an error, or that called the package which raised it.
+
+    Errors such as ``KeyError: 'sizes'`` do not say which part of a class raised them. Those that we raise do.
+    """
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        if frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+            return None
+        file = Path(frame.f_code.co_filename)
+        if file.is_file() and not any(map(file.is_relative_to, installed)):
+            return f"{file.name}, line {line}"
+    return None
 
 
 def _unknown_option(error: MissingConfigException) -> str:

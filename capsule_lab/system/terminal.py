@@ -39,6 +39,11 @@ def exit_after_closed_pipe() -> NoReturn:
     sys.exit(128 + signal.SIGPIPE)
 
 
+def shows_tracebacks() -> bool:
+    """Return whether commands show the traceback of a user's mistake, too: if ``HYDRA_FULL_ERROR=1`` is set."""
+    return os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+
 def as_typed(path: Path) -> Path:
     """Return a path relative to the current directory if it is inside, else unchanged."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

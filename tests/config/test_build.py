@@ -1,24 +1,56 @@
 """Building the parts of a run: errors of constructors, the time limit, and the precision."""
 
 import math
+import re
 
 import pytest
+import torch
 from hydra.errors import InstantiationException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Timer
+from omegaconf import OmegaConf
+from torch.optim import SGD, Optimizer
 
 from capsule_lab.commands import compose
-from capsule_lab.config import build
+from capsule_lab.config import build, messages
 from capsule_lab.errors import ConfigError
 
 ON_CPU = ("trainer.accelerator=cpu", "callbacks=none", "logger=none")
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, MisconfigurationException])
-def test_error_of_a_constructor_is_a_config_error(error: type[Exception]) -> None:
+def test_error_of_a_constructor_is_a_config_error(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_OURS", (*messages._OURS, "tests"))
     expected = r"^model: channels are 0; expected 1$"
     with pytest.raises(ConfigError, match=expected), build.constructing("model"):
         raise error("channels are 0;\n    expected 1")
+
+
+def unfinished() -> None:
+    """A constructor in code of a user, with an error that does not say where it is."""
+    sizes: dict[str, int] = {}
+    sizes["small"]
+
+
+def with_wrong_rate() -> Optimizer:
+    """A constructor in code of a user, with an error in a function of a package that it calls."""
+    return SGD([torch.zeros(1)], lr=-1)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("unfinished", "KeyError: 'small'"),
+        ("with_wrong_rate", "ValueError: Invalid learning rate: -1"),
+    ],
+)
+def test_error_in_code_of_the_user_says_where_it_is(function: str, reason: str) -> None:
+    config = OmegaConf.create({"mine": {"_target_": f"{__name__}.{function}"}})
+    place = r" \(test_build\.py, line \d+; HYDRA_FULL_ERROR=1 shows the traceback\)"
+    with pytest.raises(ConfigError, match=f"^mine: {re.escape(reason)}{place}$"):
+        build._instantiated(config)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, InstantiationException])

@@ -81,6 +81,28 @@ def test_unknown_option_is_refused_with_those_that_exist() -> None:
     assert message_for(flags=True) == expected
 
 
+class WithoutIterations:
+    def __init__(self, temperature: float = 1.0) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("target", "takes"),
+    [
+        ("WithoutIterations", "routing.temperature"),
+        ("Base", "routing.name, routing.share, routing.whole"),
+    ],
+)
+def test_key_that_another_class_does_not_take_is_said_to_be_deleted(target: str, takes: str) -> None:
+    """Its name is one that other programs use for an option of ours, of the same name."""
+    config = OmegaConf.create({"routing": {"_target_": f"{__name__}.{target}", "iterations": 3}})
+    with pytest.raises(ConfigError) as refused:
+        check(config)
+    assert str(refused.value) == (
+        f"routing.iterations does not exist; {__name__}.{target} takes {takes}; ~routing.iterations deletes it"
+    )
+
+
 MODELS = ("capsnet", "em_caps", "cnn_baseline", "pair_autoencoder data=mnist_pairs")
 
 

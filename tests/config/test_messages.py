@@ -84,10 +84,12 @@ def test_every_command_refuses_in_one_line_and_writes_nothing(
 
 
 @pytest.mark.whole
-def test_traceback_is_shown_only_with_hydra_full_error(cli: Cli, tmp_path: Path) -> None:
-    misspelt = ["train", "trainer.max_epoch=3"]
-    one_sentence(cli(*misspelt))
-    ended = python("-m", "capsule_lab", *misspelt, cwd=tmp_path, HYDRA_FULL_ERROR="1")
+@pytest.mark.parametrize("wrong", ["trainer.max_epoch=3", "data.batch_size=0"])
+def test_traceback_is_shown_only_with_hydra_full_error(
+    cli: Cli, tmp_path: Path, wrong: str
+) -> None:
+    one_sentence(cli("train", wrong))
+    ended = python("-m", "capsule_lab", "train", wrong, cwd=tmp_path, HYDRA_FULL_ERROR="1")
     assert "Traceback" in ended.err
     assert list(tmp_path.iterdir()) == []
 
