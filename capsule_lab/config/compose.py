@@ -41,7 +41,9 @@ def check_words(overrides: Any) -> None:
         )
     for word in overrides:
         if not isinstance(word, str):
-            raise ConfigError(f"an override is {word!r}; expected a text key=value, such as 'seed=1'")
+            raise ConfigError(
+                f"an override is {word!r}; expected a text key=value, such as 'seed=1'"
+            )
 
 
 def chosen_options(command: Command, overrides: Sequence[str] = ()) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from capsule_lab.config.hints import hint
 from capsule_lab.config.overrides import as_argument
 from capsule_lab.errors import CapsuleLabError, InterruptError, one_line, suggest
 
-
 _OURS = ("capsule_lab", "capsule_studies")
 
 

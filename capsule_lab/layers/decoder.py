@@ -58,5 +58,7 @@ class Decoder(nn.Module):
         mask: Float[Tensor, "batch {self.capsules}"],
     ) -> ImageBatch:
         masked = poses * mask.to(poses.dtype).unsqueeze(2)
-        logits = self.layers(masked.flatten(1)).to(poses.dtype)
+        # routing is float32, also in a network after .bfloat16() or .half()
+        inputs = masked.flatten(1).to(next(self.parameters()).dtype)
+        logits = self.layers(inputs).to(poses.dtype)
         return logits.sigmoid().unflatten(1, self.image_shape)

@@ -122,7 +122,9 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
             capsules = layer(*capsules[:2])
             grid = capsules.poses.unflatten(1, (-1, self.primary.types))
             by_component = grid.flatten(2).transpose(1, 2)  # [b type·c position]
-            poses = norm(by_component).transpose(1, 2).reshape(capsules.poses.shape)
+            # routing is float32, also in a network after .bfloat16() or .half()
+            normalised = norm(by_component.to(norm.weight.dtype)).to(by_component.dtype)
+            poses = normalised.transpose(1, 2).reshape(capsules.poses.shape)
             capsules = capsules._replace(poses=poses)
         classes = self.classes(*capsules[:2], on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)

@@ -26,11 +26,20 @@ class BatchNorm(nn.BatchNorm1d):
         )
         if self.training and several:
             return batch_norm_of_all_processes(self, rows)
+        # routing is float32, also in a network after .bfloat16() or .half()
+        inputs = rows.to(next(self.buffers()).dtype)  # that of the running mean
         if self.training and len(rows) > 1:
-            return super().forward(rows)
-        return nn.functional.batch_norm(
-            rows, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-        )
+            normalised = super().forward(inputs)
+        else:
+            normalised = nn.functional.batch_norm(
+                inputs,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                eps=self.eps,
+            )
+        return normalised.to(rows.dtype)
 
 
 def batch_norm_of_all_processes(

@@ -47,7 +47,9 @@ def test_mistake_is_a_config_error(wrong: str, message: str) -> None:
 
 
 def test_overrides_are_texts() -> None:
-    with pytest.raises(ConfigError, match=r"^an override is \['seed=1'\]; expected a text key=value"):
+    with pytest.raises(
+        ConfigError, match=r"^an override is \['seed=1'\]; expected a text key=value"
+    ):
         capsule_lab.train(["seed=1"])  # type: ignore[arg-type] # the mistake
     for wrong in ("seed=1", {"seed": 1}, 3):
         with pytest.raises(ConfigError, match=r"^overrides are .*; expected a list of texts"):

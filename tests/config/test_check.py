@@ -93,7 +93,9 @@ class WithoutIterations:
         ("Base", "routing.name, routing.share, routing.whole"),
     ],
 )
-def test_key_that_another_class_does_not_take_is_said_to_be_deleted(target: str, takes: str) -> None:
+def test_key_that_another_class_does_not_take_is_said_to_be_deleted(
+    target: str, takes: str
+) -> None:
     """Its name is one that other programs use for an option of ours, of the same name."""
     config = OmegaConf.create({"routing": {"_target_": f"{__name__}.{target}", "iterations": 3}})
     with pytest.raises(ConfigError) as refused:

@@ -638,6 +638,9 @@ def test_scores_capsules_and_state(name: str) -> None:
     torch.testing.assert_close(half, of_batch, rtol=0.1, atol=0.1)
 
     buffers = dict(network.named_buffers())
+    in_half = outputs(copy.deepcopy(network).bfloat16(), images.bfloat16())
+    torch.testing.assert_close([each.float() for each in in_half], of_batch, rtol=0.1, atol=0.1)
+
     statistics = [key for key in buffers if "running" in key or "num_batches" in key]
     saved = {*dict(network.named_parameters()), *statistics}
     assert network.state_dict().keys() == saved
