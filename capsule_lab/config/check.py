@@ -12,8 +12,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from capsule_lab.config.folders import conf_dir, groups, option_files, options_of
 from capsule_lab.config.hints import UNSUPPORTED, key_meant
+from capsule_lab.config.messages import reason_of_import
 from capsule_lab.config.signatures import arguments_of, check_value
-from capsule_lab.errors import ConfigError, check_number, closest, one_line, suggest
+from capsule_lab.errors import ConfigError, check_number, closest, suggest
 
 
 def check(config: DictConfig) -> None:
@@ -24,7 +25,7 @@ def check(config: DictConfig) -> None:
             target = get_object(name)
         except Exception as error:  # get_object passes on any error of the import
             raise ConfigError(
-                f"{path}._target_ is {name}, which cannot be imported: {one_line(error)}"
+                f"{path}._target_ is {name}, which cannot be imported: {reason_of_import(error)}"
             ) from error
         _check_arguments(path, node, arguments_of(target))
 

@@ -95,6 +95,14 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {reason} ({place}; HYDRA_FULL_ERROR=1 shows the traceback)"
 
 
+def reason_of_import(error: BaseException) -> str:
+    """Return why Hydra could not import a target, with the place if the module is the user's."""
+    cause = error.__cause__ or error
+    if isinstance(cause, SyntaxError):
+        return one_line(cause)  # says file and line
+    return one_line(error) if _own_place(cause) is None else reason_of(cause)
+
+
 def _own_place(error: BaseException) -> str | None:
     """Return file and line of the user's code that raised an error, or that called the package which raised it.
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.errors import ConfigError, RunError, is_unicode, one_line
+from capsule_lab.config.messages import reason_of_import
+from capsule_lab.errors import ConfigError, RunError, is_unicode
 
 BUILT = ("data", "model", "module", "routing", "class_routing", "loss", "schedule", "optimizer")
 """Configuration groups in a checkpoint from which objects are built."""
@@ -84,7 +85,7 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
             allowed = _is_of(target, trusted[0]) if trusted else is_part(target)
         except Exception as error:  # from the import
             raise RunError(
-                f"{file} was trained with {target}, which cannot be imported: {one_line(error)}"
+                f"{file} was trained with {target}, which cannot be imported: {reason_of_import(error)}"
             ) from error
         if not allowed:
             raise RunError(

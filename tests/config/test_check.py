@@ -1,5 +1,7 @@
 """Keys and values of a configuration are checked against signatures; ``test_messages.py`` has the messages."""
 
+import zlib
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -79,6 +81,29 @@ def test_unknown_option_is_refused_with_those_that_exist() -> None:
     options = ", ".join(f"mine.{name}" for name in OPTIONS_OF_TYPED)
     expected = f"mine.flags does not exist; did you mean mine.flag? Options: {options}"
     assert message_for(flags=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import nowhere", "ModuleNotFoundError: No module named 'nowhere' (FILE, line 1; "),
+        ("x = 1\ny = z", "NameError: name 'z' is not defined (FILE, line 2; "),
+        ("def f(:", "invalid syntax (FILE, line 1)"),
+        ("x = 1", "Error loading 'NAME.Mine': "),
+    ],
+)
+def test_error_in_a_module_of_the_user_says_where_it_is(
+    code: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"mine_{zlib.crc32(code.encode())}"  # Python keeps modules that were imported
+    (tmp_path / f"{name}.py").write_text(code)
+    config = OmegaConf.create({"routing": {"_target_": f"{name}.Mine"}})
+    with pytest.raises(ConfigError) as refused:
+        check(config)
+    expected = reason.replace("FILE", f"{name}.py").replace("NAME", name)
+    beginning = f"routing._target_ is {name}.Mine, which cannot be imported: {expected}"
+    assert str(refused.value).startswith(beginning)
 
 
 class WithoutIterations:
