@@ -140,11 +140,9 @@ class NormalisedPrimaryCapsules(nn.Module):
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
         poses = self.pose(features).unflatten(1, (self.types, -1))  # [b type c h w]
         poses = poses.permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b i c]
-        if poses.dtype in HALF:  # autocast ends here, and a network after .bfloat16() or .half()
+        poses = self.norm(poses.to(self.pose.weight.dtype))  # autocast ends here
+        if poses.dtype in HALF:  # of a network after .bfloat16() or .half()
             poses = poses.float()
-        norm = self.norm
-        weight, bias = norm.weight.to(poses.dtype), norm.bias.to(poses.dtype)
-        poses = nn.functional.layer_norm(poses, norm.normalized_shape, weight, bias, norm.eps)
         return Capsules(poses, torch.ones_like(poses[..., 0]))
 
 
