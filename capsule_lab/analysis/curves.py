@@ -51,6 +51,7 @@ _LAST_STEP = 2**53  # larger numbers are not exact
 LARGEST = 1e100  # ours: matplotlib and statistics square numbers, which must not overflow
 
 QUANTITIES = {"loss": "loss", "error": "error in %"}
+_ERRORS = {"train/error", "train/error_step", "val/error"}
 OF_PAIRS = {"shift_r2": "R² of the shift", "matrix_error": "error of poses"}
 """Quantities drawn in place of the error for networks that do not classify."""
 VAL_ERROR, AFFNIST_ERROR = "val/error", "affine/error"
@@ -171,7 +172,7 @@ def training_curves(metrics: Path) -> Figure:
     quantities = ["loss", *(of_poses or ["error"])]
     if of_poses:
         axes[1].set(ylabel=of_poses[quantities[1]], yscale="linear")
-    elif not {"train/error", "val/error"} & {*table}:  # a network without classes and poses
+    elif not _ERRORS & {*table}:  # a network without classes and poses
         axes[1].set_visible(False)
     for axis, quantity in zip(axes, quantities, strict=True):
         _draw(axis, table, f"train/{quantity}_step", "C0-", "train, a few steps", alpha=0.35)

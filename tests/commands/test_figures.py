@@ -195,6 +195,14 @@ def test_curves_of_training_alone(tmp_path: Path, error: float) -> None:
         assert labels_of(axis.lines) == ["train"]
 
 
+def test_curves_of_a_run_in_its_first_epoch_show_the_error(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text("step,train/loss_step,train/error_step\n3,0.5,50\n7,0.25,12.5\n")
+    for axis in curves.training_curves(file).axes:
+        assert axis.get_visible()
+        assert labels_of(axis.lines) == ["train, a few steps"]
+
+
 def test_layer_curves_are_ordered_from_the_image_upwards(trained: Trained) -> None:
     file = trained.directory / "metrics.csv"
     assert curves.layers_in(file) == ["primary", "digits"]

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from scipy import stats
 
-from capsule_lab.statistics import holm
+from capsule_lab.statistics import holm, interval_over_images
 
 RESULTS = Path(__file__).parents[2] / "results"
 NUMBER = re.compile(
@@ -291,7 +291,8 @@ def contrast(
     return difference, difference - half, difference + half
 
 
-_STATISTICS = [mean_std, welch, paired, paired_interval, interval, contrast, fisher, holm]
+_OF_RUNS = [mean_std, welch, paired, paired_interval, interval, contrast, fisher, holm]
+_STATISTICS = [*_OF_RUNS, interval_over_images]
 _BUILT_IN = [enumerate, float, len, map, max, min, sorted, sum, zip]
 _NAMES: dict[str, Any] = {"__builtins__": {}}
 for _function in [csv, one, record, report, *_STATISTICS, *_BUILT_IN]:
